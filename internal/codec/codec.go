@@ -1,6 +1,7 @@
 // Package codec is the hand encoding of every durable record and wire message.
 // One method of a type, Code(*Coder), both writes and reads it, so the two can
-// never disagree. Integers are little-endian and fixed, or unsigned varints
+// never disagree. Encoding only reads the value, so a shared one may be encoded
+// by several goroutines at once. Integers are little-endian and fixed, or unsigned varints
 // where noted; byte strings are a varint length and the bytes.
 package codec
 
@@ -90,6 +91,15 @@ func (c *Coder) U8(v *uint8) {
 	}
 }
 
+// U8As codes any one-byte type.
+func U8As[T ~uint8](c *Coder, v *T) {
+	u := uint8(*v)
+	c.U8(&u)
+	if c.reading {
+		*v = T(u)
+	}
+}
+
 // U16 codes two bytes.
 func (c *Coder) U16(v *uint16) {
 	if !c.reading {
@@ -127,7 +137,9 @@ func (c *Coder) U64(v *uint64) {
 func (c *Coder) I64(v *int64) {
 	u := uint64(*v)
 	c.U64(&u)
-	*v = int64(u)
+	if c.reading {
+		*v = int64(u)
+	}
 }
 
 // Var codes an unsigned varint.
@@ -153,8 +165,11 @@ func (c *Coder) Var(v *uint64) {
 func VarInt[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *Coder, v *T) {
 	u := uint64(*v)
 	c.Var(&u)
+	if !c.reading {
+		return
+	}
 	*v = T(u)
-	if c.reading && uint64(*v) != u {
+	if uint64(*v) != u {
 		c.Fail("number %d is too large for its field", u)
 	}
 }
@@ -166,6 +181,9 @@ func (c *Coder) Bool(v *bool) {
 		b = 1
 	}
 	c.U8(&b)
+	if !c.reading {
+		return
+	}
 	if b > 1 {
 		c.Fail("bool %d", b)
 	}

@@ -19,9 +19,7 @@ func (c *Coder) UUID(v *ids.UUID) { c.Fixed(v[:]) }
 
 // Layout codes four bytes. A zero layout is legal ("none"); any other must be valid.
 func (c *Coder) Layout(v *ids.Layout) {
-	k := uint8(v.Kind)
-	c.U8(&k)
-	v.Kind = ids.LayoutKind(k)
+	U8As(c, &v.Kind)
 	c.U8(&v.K)
 	c.U8(&v.M)
 	c.U8(&v.CellLog)
@@ -38,9 +36,7 @@ func (c *Coder) Block(v *ids.Block) {
 	c.Layout(&v.Layout)
 	c.U32(&v.Length)
 	c.U32(&v.Logical)
-	k := uint8(v.Codec)
-	c.U8(&k)
-	v.Codec = ids.Codec(k)
+	U8As(c, &v.Codec)
 	Slice(c, &v.Frames, func(c *Coder, f *ids.Frame) {
 		c.U32(&f.Logical)
 		c.U32(&f.Stored)
@@ -59,9 +55,7 @@ func (c *Coder) Block(v *ids.Block) {
 func (c *Coder) Extent(v *ids.Extent) {
 	VarInt(c, &v.Off)
 	VarInt(c, &v.Len)
-	k := uint8(v.Kind)
-	c.U8(&k)
-	v.Kind = ids.ExtentKind(k)
+	U8As(c, &v.Kind)
 	switch v.Kind {
 	case ids.ExtentBlock:
 		c.BlockID(&v.Block)
@@ -72,7 +66,7 @@ func (c *Coder) Extent(v *ids.Extent) {
 			c.Fail("inline extent of %d bytes holds %d", v.Len, len(v.Data))
 		}
 	default:
-		c.Fail("extent kind %d", k)
+		c.Fail("extent kind %d", v.Kind)
 	}
 	if v.Off+v.Len < v.Off {
 		c.Fail("extent %d+%d overflows", v.Off, v.Len)

@@ -43,9 +43,7 @@ type Op struct {
 
 // Code encodes or decodes the operation.
 func (o *Op) Code(c *codec.Coder) {
-	k := uint8(o.Kind)
-	c.U8(&k)
-	o.Kind = OpKind(k)
+	codec.U8As(c, &o.Kind)
 	codec.VarInt(c, &o.Off)
 	codec.VarInt(c, &o.Len)
 	switch o.Kind {
@@ -59,7 +57,7 @@ func (o *Op) Code(c *codec.Coder) {
 		codec.VarInt(c, &o.Expect)
 	case OpPunch, OpTruncate, OpKillPriv:
 	default:
-		c.Fail("operation kind %d", k)
+		c.Fail("operation kind %d", o.Kind)
 	}
 	if o.Off+o.Len < o.Off {
 		c.Fail("operation %d+%d overflows", o.Off, o.Len)
@@ -103,8 +101,8 @@ func (m *Committed) Code(c *codec.Coder) {
 }
 
 // Open registers (session, inode) in the leader's memory and then reads the
-// state; Opened answers. Count says how many registrations one client may
-// later undo with Release: the leader keeps a set, the client a count.
+// state; Opened answers. The leader keeps a set, the client counts its handles
+// and sends Release when the last one of an inode is gone.
 type Open struct {
 	Ino   ids.Ino
 	Write bool

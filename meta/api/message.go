@@ -105,7 +105,9 @@ func (h *Header) Code(c *codec.Coder) {
 	c.U8(&h.Version)
 	k := uint16(h.Kind)
 	c.U16(&k)
-	h.Kind = Kind(k)
+	if c.Reading() {
+		h.Kind = Kind(k)
+	}
 	c.I64(&h.Time)
 	codec.VarInt(c, &h.Slot)
 	codec.VarInt(c, &h.Session)

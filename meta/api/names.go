@@ -22,7 +22,10 @@ type Create struct {
 	// Exclusive refuses an existing name; without it an existing entry is
 	// returned with Existed (open with O_CREAT).
 	Exclusive bool
-	Orphan    bool // O_TMPFILE: no name, link count 0, registered as open
+	Orphan    bool // O_TMPFILE: no name, link count 0
+	// Open registers the inode as open by the session, as the Open query does,
+	// before the reply is sent. Orphan implies it.
+	Open bool
 }
 
 // Kind returns KindCreate.
@@ -41,6 +44,7 @@ func (m *Create) Code(c *codec.Coder) {
 	c.I64(&m.Time)
 	c.Bool(&m.Exclusive)
 	c.Bool(&m.Orphan)
+	c.Bool(&m.Open)
 }
 
 // Link gives an inode one more name; Entry answers.
@@ -194,7 +198,7 @@ func (m *Listing) Code(c *codec.Coder) {
 	codec.VarInt(c, &m.Change)
 }
 
-// InoRequest is the body of queries that name only an inode.
+// inoRequest is the body of queries that name only an inode.
 type inoRequest struct{ Ino ids.Ino }
 
 // Code encodes or decodes the message.
