@@ -66,7 +66,8 @@ func (m *Open) Code(c *codec.Coder) {
 }
 
 // Grant answers Open and Put: how many payload bytes the client may have sent
-// for this chunk in all, counted from its start, before it hears of more.
+// for this chunk in all, counted from its start, before it hears of more. A Put
+// must end at or below Credit; one that ends above it closes the connection.
 type Grant struct {
 	Credit uint32
 	// RetryAfter is set with errkind.Busy: milliseconds.

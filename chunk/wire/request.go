@@ -28,7 +28,7 @@ type Response struct {
 	Status     errkind.Kind
 	Text       string        // what failed, for people
 	QueueDelay time.Duration // how long requests wait at this server now
-	Body       codec.Message // of the type that Op has for replies; nil unless Status is OK (or Busy for Open: a Grant with RetryAfter)
+	Body       codec.Message // of the type that Op has for replies; nil unless Status is OK (or Busy: a Grant with RetryAfter)
 	Payload    []byte
 }
 
