@@ -264,6 +264,9 @@ func (m *Orders) Code(c *codec.Coder) {
 type Verdicts struct {
 	Disk   ids.DiskID
 	Chunks []ids.ChunkKey
+	// Writers[i] is the session named in the header of Chunks[i]: a repair job
+	// writes chunks of blocks of other sessions. Empty means each block's own.
+	Writers []ids.Session
 }
 
 // Kind returns KindVerdicts.
@@ -276,6 +279,10 @@ func (m *Verdicts) Code(c *codec.Coder) {
 		c.BlockID(&k.Block)
 		c.U8(&k.Index)
 	})
+	sessions(c, &m.Writers)
+	if c.Reading() && c.Err() == nil && len(m.Writers) != 0 && len(m.Writers) != len(m.Chunks) {
+		c.Fail("%d writers of %d chunks", len(m.Writers), len(m.Chunks))
+	}
 }
 
 // Verdict on a chunk.

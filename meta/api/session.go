@@ -63,13 +63,21 @@ func (m *SessionOpened) Code(c *codec.Coder) {
 }
 
 // SuspectSessions marks sessions whose term passed: their locks may be taken.
-type SuspectSessions struct{ Sessions []ids.Session }
+// Resumed takes the mark from sessions that were heard of again; a mutation of
+// the session itself does so too. Sessions that ended are ignored.
+type SuspectSessions struct {
+	Sessions []ids.Session
+	Resumed  []ids.Session
+}
 
 // Kind returns KindSuspectSessions.
 func (*SuspectSessions) Kind() Kind { return KindSuspectSessions }
 
 // Code encodes or decodes the message.
-func (m *SuspectSessions) Code(c *codec.Coder) { sessions(c, &m.Sessions) }
+func (m *SuspectSessions) Code(c *codec.Coder) {
+	sessions(c, &m.Sessions)
+	sessions(c, &m.Resumed)
+}
 
 // EndSessions ends sessions for good: locks go, later commands are refused.
 type EndSessions struct{ Sessions []ids.Session }
