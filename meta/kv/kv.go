@@ -1,6 +1,7 @@
 // Package kv is the ordered key-value seam under the metadata state machine.
 // Production joins an in-memory overlay and bbolt behind it; the simulation
-// keeps everything in memory. Keys order as byte strings.
+// keeps everything in memory. Keys order as byte strings. Keys that start with a
+// zero byte belong to the replica: a state machine neither sees nor writes them.
 package kv
 
 // Reader is a consistent view. Returned slices are valid until the view ends
@@ -12,7 +13,8 @@ type Reader interface {
 	// Ascend calls fn for lo ≤ key < hi in order until it returns false.
 	// A nil hi means "to the end".
 	Ascend(lo, hi []byte, fn func(key, value []byte) bool) error
-	// Descend calls fn for hi ≥ key ≥ lo in descending order until it returns false.
+	// Descend calls fn for hi ≥ key ≥ lo in descending order until it returns
+	// false. A nil hi means "from the end".
 	Descend(hi, lo []byte, fn func(key, value []byte) bool) error
 }
 
@@ -39,8 +41,30 @@ type Store interface {
 // StateMachine turns log entries into writes. Apply must be deterministic: no
 // clock, no randomness, no map order. It is called from one goroutine.
 type StateMachine interface {
-	// Apply runs the command of one log position and returns the encoded
-	// reply, which may hold an error. An error return means that the view
-	// itself failed (checksum, I/O): the node stops.
+	// Apply runs one command and returns the encoded reply, which may hold an
+	// error. index is the command's position since the founding: it rises by
+	// one with each command and is the same on every server (a raft entry packs
+	// several commands, so it is not the raft index). An error return means
+	// that the view itself failed (checksum, I/O): the node stops. A panic
+	// drops the command's writes and answers errkind.Internal. Writes may be
+	// made while an Ascend or Descend of the same Txn runs; it does not see them.
 	Apply(t Txn, index uint64, cmd []byte) (reply []byte, err error)
+}
+
+// Replacer is a Store whose whole content can be replaced by a copy of
+// another's.
+type Replacer interface {
+	// Replace starts an empty replacement; the present content stays until Commit.
+	Replace() (Replacement, error)
+}
+
+// Replacement is the content to come. Not safe for concurrent use.
+type Replacement interface {
+	// Put adds a record; keys come in ascending order. Key and value may be
+	// changed after it returns.
+	Put(key, value []byte) error
+	// Commit puts the replacement in the store's place, atomically and durably.
+	Commit() error
+	// Abort drops it. Harmless after Commit.
+	Abort()
 }
