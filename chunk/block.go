@@ -49,6 +49,15 @@ type BlockWriter interface {
 	Abandon()
 }
 
+// Spiller is what a BlockWriter may be besides. When Seal had to rewrite a block
+// into a narrower layout, whose blocks hold less, the bytes may need several
+// blocks: Seal returns the first, Spill the others, in order. Together they
+// hold exactly the bytes that were released with true. Call it after Seal;
+// usually it returns nil. Committed and Abandon count for all of them.
+type Spiller interface {
+	Spill() []ids.Block
+}
+
 // Blocks writes and reads whole blocks. Safe for concurrent use.
 // Errors wrap an errkind: NoSpace (fewer than M+1 disks can be had),
 // Unavailable, Timeout, Corrupt, NoChunk (fewer than K chunks are left).
