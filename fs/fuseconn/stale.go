@@ -56,7 +56,7 @@ func clearStale(ctx context.Context, dir string, o *Options) error {
 		if !found || !strings.HasPrefix(m.fsType, "fuse") || m.fsType == "fusectl" {
 			return nil
 		}
-		perr, answered := probe(ctx, dir, o.Probe)
+		answered, perr := probe(ctx, dir, o.Probe)
 		dead := answered && errors.Is(perr, unix.ENOTCONN)
 		conn, err := m.conn()
 		if err != nil {
@@ -98,7 +98,7 @@ func pidText(pid int) string {
 
 // probe asks the mount on dir for its attributes. When it does not answer in
 // time, the asking goroutine stays until the connection is aborted.
-func probe(ctx context.Context, dir string, limit time.Duration) (err error, answered bool) { //nolint:staticcheck // the error is the mount's answer
+func probe(ctx context.Context, dir string, limit time.Duration) (answered bool, err error) {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	got := make(chan error, 1)
@@ -108,9 +108,9 @@ func probe(ctx context.Context, dir string, limit time.Duration) (err error, ans
 	}()
 	select {
 	case err := <-got:
-		return err, true
+		return true, err
 	case <-ctx.Done():
-		return nil, false
+		return false, nil
 	}
 }
 

@@ -64,15 +64,15 @@ const (
 
 	GetattrFh = fuse.FUSE_GETATTR_FH
 
-	SetMode       = fuse.FATTR_MODE
-	SetUID        = fuse.FATTR_UID
-	SetGID        = fuse.FATTR_GID
-	SetSize       = fuse.FATTR_SIZE
-	SetAtime      = fuse.FATTR_ATIME
-	SetMtime      = fuse.FATTR_MTIME
-	SetAtimeNow   = fuse.FATTR_ATIME_NOW
-	SetMtimeNow   = fuse.FATTR_MTIME_NOW
-	SetKillPriv   = fuse.FATTR_KILL_SUIDGID
+	SetMode     = fuse.FATTR_MODE
+	SetUID      = fuse.FATTR_UID
+	SetGID      = fuse.FATTR_GID
+	SetSize     = fuse.FATTR_SIZE
+	SetAtime    = fuse.FATTR_ATIME
+	SetMtime    = fuse.FATTR_MTIME
+	SetAtimeNow = fuse.FATTR_ATIME_NOW
+	SetMtimeNow = fuse.FATTR_MTIME_NOW
+	SetKillPriv = fuse.FATTR_KILL_SUIDGID
 
 	OpenDirectIO  = fuse.FOPEN_DIRECT_IO
 	OpenKeepCache = fuse.FOPEN_KEEP_CACHE
