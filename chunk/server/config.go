@@ -37,6 +37,7 @@ type Config struct {
 	Sched   sched.Sched
 	Log     *slog.Logger
 	Limits  Limits
+	Token   []byte // clients must present it; empty: any may come
 }
 
 // Limits bound memory, queues and waits. Zero fields get the default.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/subtle"
 	"fmt"
 	"time"
 
@@ -37,7 +38,11 @@ func (s *Server) NewConn(peer string, files bool) *Conn {
 
 // Welcome is the server's side of the handshake.
 func (s *Server) Welcome(h *wire.Hello) wire.Welcome {
-	return wire.Answer(h, wire.Welcome{Cluster: s.cfg.Cluster, Boot: s.cfg.Boot, StoreCredit: uint32(s.lim.StoreCredit)})
+	w := wire.Answer(h, wire.Welcome{Cluster: s.cfg.Cluster, Boot: s.cfg.Boot, StoreCredit: uint32(s.lim.StoreCredit)})
+	if w.Status == errkind.OK && len(s.cfg.Token) > 0 && subtle.ConstantTimeCompare(h.Token, s.cfg.Token) != 1 {
+		w.Status, w.Text = errkind.Access, "the access token is not this cluster's"
+	}
+	return w
 }
 
 // itemState says where a request is.
@@ -189,6 +194,12 @@ func (c *Conn) Submit(in *Incoming, reply func(*Reply)) {
 		s.finish(it, &Reply{})
 	case *wire.Open:
 		s.submitOpen(it, m)
+	case *wire.ChunkRef:
+		if it.req.Op == wire.OpAbort {
+			s.submitAbort(it, m)
+		} else {
+			s.submit(it)
+		}
 	default:
 		s.submit(it)
 	}

@@ -31,7 +31,8 @@ func (s *Server) execute(d *disk, it *item) (*Reply, error) {
 		if it.req.Op == wire.OpStat {
 			return s.stat(d, m)
 		}
-		return s.abort(d, it, m)
+		s.abort(d, it, m)
+		return nil, nil
 	}
 	return nil, errkind.Unsupported.Wrap("operation %s", it.req.Op)
 }
@@ -49,7 +50,7 @@ func (s *Server) open(d *disk, it *item, m *wire.Open) (*Reply, error) {
 	}
 	oc.state = stateOpen
 	s.touch(oc)
-	if it.cancelled {
+	if it.cancelled || oc.unwanted {
 		s.beginAbort(oc)
 		return nil, errCancelled
 	}
@@ -127,37 +128,17 @@ func (s *Server) write(d *disk, it *item, m *wire.Store) (*Reply, error) {
 	return nil, nil
 }
 
-// abort deletes a chunk only while it is open: a late abort must never touch a
-// chunk that was sealed, which may be part of a file.
-func (s *Server) abort(d *disk, it *item, m *wire.ChunkRef) (*Reply, error) {
-	s.mu.Lock()
-	oc := s.mu.open[chunkAt{m.Disk, m.Key}]
-	own := it.conn == nil && oc == it.chunk // begun by the server itself
-	switch {
-	case oc == nil || oc.state == stateAborting && !own:
-		s.mu.Unlock()
-		return reply(wire.Response{}), nil
-	case oc.state == stateOpening:
-		s.mu.Unlock()
-		return nil, s.busy(5*time.Millisecond, fmt.Sprintf("chunk %s on disk %d is being opened", m.Key, m.Disk))
-	case oc.state == stateSealing:
-		s.mu.Unlock()
-		return nil, errkind.Conflict.Wrap("abort chunk %s on disk %d: it is being sealed", m.Key, m.Disk)
-	}
-	oc.state = stateAborting
-	s.giveWindow(oc)
-	s.mu.Unlock()
+// abort does what beginAbort has begun.
+func (s *Server) abort(d *disk, it *item, m *wire.ChunkRef) {
 	err := d.store.Delete([]ids.ChunkKey{m.Key})
 	s.mu.Lock()
-	s.forget(oc)
+	s.forget(it.chunk)
 	s.mu.Unlock()
 	s.admitWaiting()
 	if err != nil {
 		// The chunk stays in the store, open: garbage collection finds it.
 		s.cfg.Log.Warn("an aborted chunk could not be deleted", slog.String("chunk", m.Key.String()), slog.Uint64("disk", uint64(m.Disk)), slog.Any("error", err))
-		return nil, fmt.Errorf("abort chunk %s on disk %d: %w", m.Key, m.Disk, err)
 	}
-	return reply(wire.Response{}), nil
 }
 
 func (s *Server) stat(d *disk, m *wire.ChunkRef) (*Reply, error) {

@@ -31,10 +31,11 @@ type openChunk struct {
 	msg   *wire.Open
 	state openState
 
-	end    int64 // the end of what was received
-	credit int64 // what the client was told
-	window int64
-	lapsed bool // idle so long that the budget was taken back
+	end      int64 // the end of what was received
+	credit   int64 // what the client was told
+	window   int64
+	lapsed   bool // idle so long that the budget was taken back
+	unwanted bool // aborted while it was being opened
 
 	used   time.Duration // of the last request
 	idle   *list.Element // in Server.mu.byIdle
@@ -300,7 +301,27 @@ func (s *Server) forget(oc *openChunk) {
 	oc.idle = nil
 }
 
-// beginAbort starts to delete an open chunk that nobody asks for any more.
+// submitAbort drops a chunk, but only while it is open: a late abort must never
+// touch a chunk that was sealed, which may be part of a file. The answer does
+// not wait for the disk.
+func (s *Server) submitAbort(it *item, m *wire.ChunkRef) {
+	r := &Reply{}
+	s.mu.Lock()
+	if oc := s.mu.open[chunkAt{m.Disk, m.Key}]; oc != nil {
+		switch oc.state {
+		case stateOpening:
+			oc.unwanted = true
+		case stateOpen:
+			s.beginAbort(oc)
+		case stateSealing:
+			r = fail(errkind.Conflict.Wrap("abort chunk %s on disk %d: it is being sealed", m.Key, m.Disk))
+		}
+	}
+	s.mu.Unlock()
+	s.finish(it, r)
+}
+
+// beginAbort starts to delete an open chunk that nobody wants any more.
 func (s *Server) beginAbort(oc *openChunk) {
 	if oc.state != stateOpen {
 		return
@@ -309,7 +330,7 @@ func (s *Server) beginAbort(oc *openChunk) {
 	s.giveWindow(oc)
 	s.ungrant(oc)
 	it := &item{disk: oc.disk, chunk: oc, arrived: s.clock.Now(), state: itemQueued}
-	it.req = &wire.Request{Op: wire.OpAbort, Body: &wire.ChunkRef{Disk: oc.at.disk, Key: oc.at.key}}
+	it.req = &wire.Request{Op: wire.OpAbort, Class: wire.ClassBackground, Body: &wire.ChunkRef{Disk: oc.at.disk, Key: oc.at.key}}
 	oc.disk.push(it)
 }
 
