@@ -152,6 +152,18 @@ func ParseUUID(s string) (UUID, error) {
 	return u, nil
 }
 
+// MarshalText writes what String writes.
+func (u UUID) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+// UnmarshalText reads what String writes.
+func (u *UUID) UnmarshalText(p []byte) error {
+	v, err := ParseUUID(string(p))
+	if err == nil {
+		*u = v
+	}
+	return err
+}
+
 // DiskID numbers a disk of the cluster; given at registration, never reused.
 // Zero is "no disk": a chunk that is missing.
 type DiskID uint32

@@ -1,0 +1,17 @@
+package fuseconn
+
+import (
+	"context"
+	"log/slog"
+)
+
+// ClearStale takes away the mounts that dead ckptfs daemons left on dir; nil
+// when there are none. A mount whose daemon lives is an error of kind Busy.
+func ClearStale(ctx context.Context, dir string, log *slog.Logger) error {
+	o := Options{Log: log}.withDefaults()
+	dir, err := resolve(dir)
+	if err != nil {
+		return err
+	}
+	return clearStale(ctx, dir, &o)
+}
