@@ -273,6 +273,7 @@ func (c *Client) queue(k *call) {
 func (c *Client) send(k *call) {
 	k.sent = c.cfg.Sched.Now()
 	if l := c.mu.link; l != nil {
+		c.trimRelease(k)
 		k.pushed = true
 		l.push(k.frame)
 	}

@@ -338,6 +338,26 @@ func (c *Client) trackRequest(k *call) {
 	}
 }
 
+// trimRelease takes out of a Release that is sent again what was opened
+// meanwhile: its first sending may have been handled before that Open, and
+// then this one would come behind it.
+func (c *Client) trimRelease(k *call) {
+	m, ok := k.req.(*api.Release)
+	if !ok || !k.pushed {
+		return
+	}
+	left := make([]ids.Ino, 0, len(m.Inos))
+	for _, i := range m.Inos {
+		if _, open := c.mu.opens[i]; !open {
+			left = append(left, i)
+		}
+	}
+	if len(left) < len(m.Inos) {
+		k.req = &api.Release{Inos: left}
+		k.frame = k.encode(c.header(k))
+	}
+}
+
 // trackReply keeps the set of open inodes and the highest epoch.
 func (c *Client) trackReply(k *call, body []byte) {
 	var h api.Reply
