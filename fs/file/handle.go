@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"sync"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
@@ -53,50 +54,116 @@ const (
 )
 
 // Handle is one open file. Safe for concurrent use.
-type Handle struct{}
+type Handle struct {
+	n    *inode
+	keep bool
+	mu   struct {
+		sync.Mutex
+		seen     uint64 // the last error of write-behind that it returned
+		released bool
+	}
+}
 
 // Ino returns the file's inode number.
-func (h *Handle) Ino() ids.Ino { return 0 }
+func (h *Handle) Ino() ids.Ino { return h.n.ino }
 
 // Attr returns the attributes as this engine knows them, overlaid.
-func (h *Handle) Attr() api.Attr { return api.Attr{} }
+func (h *Handle) Attr() api.Attr {
+	h.n.mu.Lock()
+	defer h.n.mu.Unlock()
+	a := h.n.mu.attr
+	h.n.overlayAttr(&a)
+	return a
+}
 
 // KeepCache reports whether the pages that the kernel holds of the file since
 // its last close here are still right (FOPEN_KEEP_CACHE).
-func (h *Handle) KeepCache() bool { return false }
+func (h *Handle) KeepCache() bool { return h.keep }
+
+// kept returns an error of write-behind that this handle has not returned yet.
+// The inode's lock is held.
+func (h *Handle) kept() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.seen == h.n.mu.errSeq {
+		return nil
+	}
+	h.mu.seen = h.n.mu.errSeq
+	h.n.mu.errSeen = true
+	return h.n.mu.err
+}
 
 // ReadAt reads up to len(p) bytes; fewer only at the end of the file, without
 // an error. Holes are zeros. Errors: Corrupt, Unavailable, Timeout, Stale,
 // Interrupted (ctx).
 func (h *Handle) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return 0, errkind.Unsupported
+	if off < 0 {
+		return 0, errkind.Invalid.Wrap("read inode %s at %d", h.n.ino, off)
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return h.n.read(ctx, p, uint64(off))
 }
 
 // WriteAt copies p and returns; storing goes on in the background. It takes
-// all of p or, on an error, none (up to MaxWrite). A kept error of write-behind
-// is returned once to each handle.
+// all of p or, on an error, none (up to MaxWrite, less with a budget under
+// 8 MiB). A kept error of write-behind is returned once to each handle.
 func (h *Handle) WriteAt(ctx context.Context, p []byte, off int64, fl WriteFlags) (int, error) {
-	return 0, errkind.Unsupported
+	if off < 0 {
+		return 0, errkind.Invalid.Wrap("write inode %s at %d", h.n.ino, off)
+	}
+	done := 0
+	for done < len(p) {
+		part := p[done:min(len(p), done+h.n.e.maxPiece)]
+		if err := h.n.write(ctx, h, part, uint64(off)+uint64(done), fl); err != nil {
+			return done, err
+		}
+		done += len(part)
+	}
+	return done, nil
 }
 
 // Flush is close(2): it returns when everything written to the inode so far,
 // through any handle, is durable and committed, or with the kept error.
 // When ctx ends first, it returns Interrupted and the flush goes on.
-func (h *Handle) Flush(ctx context.Context) error { return errkind.Unsupported }
+func (h *Handle) Flush(ctx context.Context) error {
+	h.n.mu.Lock()
+	defer h.n.mu.Unlock()
+	failed, err := h.n.flushLocked(ctx)
+	if kept := h.kept(); kept != nil {
+		return kept
+	}
+	if failed {
+		return nil // another call of this handle has returned it
+	}
+	return err
+}
 
 // Sync is fsync(2); it does what Flush does.
-func (h *Handle) Sync(ctx context.Context) error { return errkind.Unsupported }
+func (h *Handle) Sync(ctx context.Context) error { return h.Flush(ctx) }
 
 // Release gives the handle up and does not wait. Bytes written since the last
 // flush are committed in the background (rule 31).
-func (h *Handle) Release() {}
-
-// Seek finds the first data or hole at or after off. NoData when there is none.
-func (h *Handle) Seek(ctx context.Context, off int64, w Whence) (int64, error) {
-	return 0, errkind.Unsupported
-}
-
-// Allocate changes the range [off, off+n); it is committed with the next flush.
-func (h *Handle) Allocate(ctx context.Context, mode AllocMode, off, n int64) error {
-	return errkind.Unsupported
+func (h *Handle) Release() {
+	h.mu.Lock()
+	again := h.mu.released
+	h.mu.released = true
+	h.mu.Unlock()
+	if again {
+		return
+	}
+	n := h.n
+	n.mu.Lock()
+	if n.mu.dirty {
+		n.startFlush()
+	}
+	n.mu.Unlock()
+	n.e.unhold(n)
+	n.e.mu.Lock()
+	full := len(n.e.mu.releases) >= releaseBatch && len(n.e.mu.releasing) == 0
+	n.e.mu.Unlock()
+	if full {
+		n.e.task("release", n.e.sendReleases)
+	}
 }
