@@ -168,9 +168,7 @@ func (s *Server) worker(d *disk) {
 		it.state = itemRunning
 		late := it.due > 0 && now >= it.due
 		gone := it.cancelled
-		s.mu.Unlock()
-		s.run(d, it, late, gone)
-		s.mu.Lock()
+		s.unlocked(func() { s.run(d, it, late, gone) })
 		d.running--
 		if it.req.Class != wire.ClassForeground {
 			d.shed--
@@ -244,23 +242,33 @@ func (s *Server) syncer(d *disk) {
 			continue
 		}
 		d.running++
-		s.mu.Unlock()
-		ticket := uint64(0)
-		for _, p := range group {
-			ticket = max(ticket, p.ticket)
-		}
-		err := d.store.Sync(ticket)
-		for _, p := range group {
-			if err != nil {
-				p.reply = fail(err)
-			}
-			s.finish(p.it, p.reply)
-		}
-		s.mu.Lock()
+		s.unlocked(func() { s.syncGroup(d, group) })
 		d.running--
 		if s.mu.closing {
 			d.work.Broadcast()
 			d.sync.Broadcast()
 		}
 	}
+}
+
+func (s *Server) syncGroup(d *disk, group []pendingSync) {
+	ticket := uint64(0)
+	for _, p := range group {
+		ticket = max(ticket, p.ticket)
+	}
+	err := d.store.Sync(ticket)
+	for _, p := range group {
+		if err != nil {
+			p.reply = fail(fmt.Errorf("sync disk %d: %w", d.id, err))
+		}
+		s.finish(p.it, p.reply)
+	}
+}
+
+// unlocked runs fn without the lock, which is held again afterwards, even when
+// the task is being unwound.
+func (s *Server) unlocked(fn func()) {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	fn()
 }

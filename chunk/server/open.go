@@ -342,9 +342,7 @@ func (s *Server) sweep() {
 	defer s.mu.Unlock()
 	for !s.mu.closing {
 		s.sweepOnce(s.clock.Now())
-		s.mu.Unlock()
-		s.admitWaiting()
-		s.mu.Lock()
+		s.unlocked(s.admitWaiting)
 		if !s.mu.closing {
 			s.drained.WaitFor(time.Second)
 		}
