@@ -20,8 +20,9 @@ type Candidate struct {
 	Ino      ids.Ino
 	Off, End uint64 // a window: at most CompactWindow bytes
 	Extents  int
-	Live     uint64 // bytes that the window's extents cover
-	Held     uint64 // bytes of the blocks that they refer to
+	Bytes    uint64 // that the window's extents cover
+	Held     uint64 // bytes of the blocks that they refer to, wherever
+	Live     uint64 // bytes of these that any extent covers
 }
 
 // CompactCursor is where a scan for candidates goes on; the zero value starts,
@@ -80,7 +81,7 @@ func (w *windowScan) start(at CompactCursor) {
 
 func (w *windowScan) add(e *extent) {
 	w.c.Extents++
-	w.c.Live += e.Len
+	w.c.Bytes += e.Len
 	if e.Kind != ids.ExtentBlock || w.seen[e.Block] {
 		return
 	}
@@ -90,6 +91,7 @@ func (w *windowScan) add(e *extent) {
 		return
 	}
 	w.c.Held += uint64(b.Logical)
+	w.c.Live += b.live()
 	w.half = w.half || b.Logical >= compactBlock && b.live() < uint64(b.Logical)/2
 }
 
