@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
@@ -56,7 +57,7 @@ func (n *inode) know(ctx context.Context) error {
 	stop()
 	n.mu.Lock()
 	if err != nil {
-		return errkind.Of(err).Wrap("attributes of inode %s: %v", n.ino, err)
+		return fmt.Errorf("attributes of inode %s: %w", n.ino, err)
 	}
 	n.install(&reply.Attr, false, 0)
 	return nil
@@ -190,6 +191,10 @@ func (e *Engine) CopyRange(ctx context.Context, dst *Handle, dstOff int64, src *
 		return 0, errkind.Of(err).Wrap("wait for a buffer to copy inode %s", src.n.ino)
 	}
 	defer e.copyPool.put(buf)
+	// A copy within one file must not go on into what it has just written.
+	src.n.mu.Lock()
+	n = min(n, max(0, int64(min(src.n.size(), api.MaxFileSize))-srcOff))
+	src.n.mu.Unlock()
 	var done int64
 	for done < n {
 		c, err := src.ReadAt(ctx, buf[:min(int64(e.maxPiece), n-done)], srcOff+done)

@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/ckptfs/ckptfs/chunk"
@@ -314,7 +315,7 @@ func (n *inode) conclude(r *round, reply *api.Committed, err error, seen uint64)
 	}
 	if err != nil {
 		done := n.retire(r, outcomeOf(err))
-		n.fail(errkind.Of(err).Wrap("commit inode %s: %v", n.ino, err))
+		n.fail(fmt.Errorf("commit inode %s: %w", n.ino, err))
 		return done
 	}
 	n.mu.ov.remove(func(en entry) bool {

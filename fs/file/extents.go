@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
@@ -104,7 +105,7 @@ func (n *inode) fetchMap(ctx context.Context, off uint64) error {
 		if ctx.Err() != nil {
 			return errkind.Interrupted.Wrap("read the map of inode %s", n.ino)
 		}
-		return errkind.Of(err).Wrap("read the map of inode %s: %v", n.ino, err)
+		return fmt.Errorf("read the map of inode %s: %w", n.ino, err)
 	}
 	if reply.Map.End <= off || reply.Map.Off > off {
 		return errkind.Internal.Wrap("map of inode %s: asked for offset %d, got %d to %d", n.ino, off, reply.Map.Off, reply.Map.End)

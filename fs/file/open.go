@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
@@ -22,7 +23,7 @@ func (e *Engine) Open(ctx context.Context, ino ids.Ino, fl OpenFlags) (*Handle, 
 	stop()
 	if err != nil {
 		e.unhold(n)
-		return nil, errkind.Of(err).Wrap("open inode %s: %v", ino, err)
+		return nil, fmt.Errorf("open inode %s: %w", ino, err)
 	}
 	h := &Handle{n: n}
 	n.mu.Lock()

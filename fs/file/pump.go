@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -146,7 +147,7 @@ func (pk *pack) storeSmall() error {
 	n.mu.Unlock()
 	pk.answer(0, err == nil)
 	if err != nil {
-		return errkind.Of(err).Wrap("store %d bytes of inode %s as a small block: %v", len(data), n.ino, err)
+		return fmt.Errorf("store %d bytes of inode %s as a small block: %w", len(data), n.ino, err)
 	}
 	return nil
 }
@@ -171,7 +172,7 @@ func (pk *pack) storeStriped() error {
 		return err
 	})
 	if err != nil {
-		return errkind.Of(err).Wrap("open a block for inode %s: %v", n.ino, err)
+		return fmt.Errorf("open a block for inode %s: %w", n.ino, err)
 	}
 	w := pk.w
 	limit := uint32(w.Layout().MaxBlockData())
@@ -190,7 +191,7 @@ func (pk *pack) storeStriped() error {
 	}
 	blk, err := w.Seal(ctx)
 	if err != nil {
-		return errkind.Of(err).Wrap("seal a block of inode %s: %v", n.ino, err)
+		return fmt.Errorf("seal a block of inode %s: %w", n.ino, err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

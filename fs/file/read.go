@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
@@ -46,7 +47,7 @@ func (n *inode) read(ctx context.Context, p []byte, off uint64) (int, error) {
 			return 0, errkind.Interrupted.Wrap("read inode %s at %d", n.ino, off)
 		}
 		if errkind.Of(err) != errkind.NoChunk && errkind.Of(err) != errkind.Corrupt {
-			return 0, errkind.Of(err).Wrap("read inode %s at %d: %v", n.ino, off, err)
+			return 0, fmt.Errorf("read inode %s at %d: %w", n.ino, off, err)
 		}
 		// The chunk may have moved, or the range may be another block's by now
 		// (rule 21): look again, and give up when nothing has changed.
@@ -59,7 +60,7 @@ func (n *inode) read(ctx context.Context, p []byte, off uint64) (int, error) {
 			break
 		}
 	}
-	return 0, errkind.Of(last).Wrap("read inode %s at %d: %v", n.ino, off, last)
+	return 0, fmt.Errorf("read inode %s at %d: %w", n.ino, off, last)
 }
 
 // planRead copies what is in memory and lists what must be fetched.
@@ -172,7 +173,7 @@ func (n *inode) lookAgain(ctx context.Context, segs []segment) (bool, error) {
 		return false, errkind.Stale.Wrap("inode %s is gone", n.ino)
 	}
 	if err != nil {
-		return false, errkind.Of(err).Wrap("read the map of inode %s: %v", n.ino, err)
+		return false, fmt.Errorf("read the map of inode %s: %w", n.ino, err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

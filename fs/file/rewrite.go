@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -189,7 +190,7 @@ func (n *inode) splitPack(pk *pack) {
 func (n *inode) failSplit(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.fail(errkind.Of(err).Wrap("divide a commit of inode %s: %v", n.ino, err))
+	n.fail(fmt.Errorf("divide a commit of inode %s: %w", n.ino, err))
 }
 
 // half is the pack of a block that took over a part of pk's.
