@@ -101,7 +101,7 @@ func (c *Config) validate() error {
 		return errors.New("metadata server id 0: ids start at 1")
 	case c.FS == nil || c.Store == nil || c.Machine == nil || c.Sched == nil || c.Fatal == nil:
 		return errors.New("replica: FS, Store, Machine, Sched and Fatal are required")
-	case c.Peers[c.ID] == "" && len(c.Peers) > 1:
+	case c.Peers[c.ID] == "" && len(c.Peers) > 0:
 		return errors.New("the list of metadata servers does not name this server's own id")
 	case len(c.Peers) > 1 && c.Transport == nil:
 		return errors.New("replica: several members need a transport")

@@ -3,8 +3,8 @@
 // any crash. A torn last write is cut off at the next Open; damage before it is
 // refused. See docs/format/log.md.
 //
-// Open, Append, Compact, Prepare and Close are called by one task at a time;
-// the Storage views may be used by another.
+// Open, Append, Compact and Close are called by one task at a time; Prepare and
+// the Storage views may be used by others meanwhile. Lock order: prep before mu.
 package log
 
 import (
@@ -40,13 +40,16 @@ type Log struct {
 	fs     vfs.FS
 	dir    string
 	opt    Options
-	spares []spare
-	next   *segment // prepared ahead
 	seq    uint64   // of the last frame
 	synced uint64   // frames up to here are durable
 	pend   []byte   // records that wait for the next synced frame
 	failed error    // sticks
-	mu     struct { // guards what Storage reads
+	prep   struct { // files for segments to come
+		sync.Mutex
+		spares []spare
+		next   *segment
+	}
+	mu struct { // guards what Storage reads
 		sync.Mutex
 		segments []*segment // in order; the last takes the next frame
 		groups   map[uint64]*group
@@ -227,8 +230,10 @@ func (l *Log) rotate(b *batch) (*segment, error) {
 	state := l.state()
 	b.payload = append(state, b.payload...)
 	need := int64(padded(frameHeader + len(b.payload)))
-	s := l.next
-	l.next = nil
+	l.prep.Lock()
+	defer l.prep.Unlock()
+	s := l.prep.next
+	l.prep.next = nil
 	if s != nil && s.end+need > s.size {
 		if err := l.retire(s); err != nil {
 			return nil, err
@@ -271,16 +276,21 @@ func (l *Log) sorted() []*group {
 }
 
 // Prepare makes the next segment ready, so that starting it costs no time. To
-// be called now and then, by the task that appends.
+// be called now and then, by one task.
 func (l *Log) Prepare() error {
-	if l.failed != nil || l.next != nil {
-		return l.failed
+	l.prep.Lock()
+	defer l.prep.Unlock()
+	l.mu.Lock()
+	segs := l.mu.segments
+	l.mu.Unlock()
+	if l.prep.next != nil || len(segs) == 0 {
+		return nil
 	}
-	s, err := l.makeSegment(l.active().seq+1, 0)
+	s, err := l.makeSegment(segs[len(segs)-1].seq+1, 0)
 	if err != nil {
 		return err
 	}
-	l.next = s
+	l.prep.next = s
 	return nil
 }
 
@@ -349,6 +359,8 @@ func (l *Log) drop(n int) error {
 	old := l.mu.segments[:n]
 	l.mu.segments = append([]*segment(nil), l.mu.segments[n:]...)
 	l.mu.Unlock()
+	l.prep.Lock()
+	defer l.prep.Unlock()
 	for _, s := range old {
 		if err := l.retire(s); err != nil {
 			return err
@@ -372,7 +384,15 @@ func (l *Log) Close() error {
 	return l.closeFiles(err)
 }
 
+// Abandon closes the files and writes nothing, as a crash would.
+func (l *Log) Abandon() {
+	l.failed = errkind.Unavailable.Wrap("the metadata log in %s is closed", path.Clean(l.dir))
+	_ = l.closeFiles(nil) // nothing was written that closing could lose
+}
+
 func (l *Log) closeFiles(err error) error {
+	l.prep.Lock()
+	defer l.prep.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.mu.segments {
@@ -381,11 +401,11 @@ func (l *Log) closeFiles(err error) error {
 		}
 	}
 	l.mu.segments = nil
-	if l.next != nil {
-		if cerr := l.next.file.Close(); err == nil {
+	if l.prep.next != nil {
+		if cerr := l.prep.next.file.Close(); err == nil {
 			err = cerr
 		}
-		l.next = nil
+		l.prep.next = nil
 	}
 	return err
 }

@@ -68,7 +68,7 @@ func (l *Log) openFiles() error {
 			return errors.Join(fmt.Errorf("open log segment %s: %w", full, err), f.Close())
 		}
 		if !ok {
-			l.spares = append(l.spares, spare{full, size})
+			l.prep.spares = append(l.prep.spares, spare{full, size})
 			if err := f.Close(); err != nil {
 				return fmt.Errorf("close log segment %s: %w", full, err)
 			}
@@ -234,6 +234,9 @@ func (l *Log) applyRecord(r *record, s *segment, off int64) error {
 
 func (l *Log) applyEntry(g *group, r *record, s *segment, off int64) error {
 	switch {
+	case r.index < g.first && g.floating:
+		// It replaces entries of which the first lay in a segment that is gone.
+		g.first, g.refs, g.cache, g.cacheBytes = r.index, nil, nil, 0
 	case r.index < g.first:
 		return fmt.Errorf("entry %d lies before the first, %d", r.index, g.first)
 	case r.index > g.last()+1 && (len(g.refs) > 0 || g.floating):

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,6 +65,8 @@ func decodeSegmentHeader(p []byte) (uint64, bool) {
 	}
 	return binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint16(p[8:]) == segmentVersion
 }
+
+// The functions below are called with prep held.
 
 // makeSegment creates segment seq with room for need bytes of frames, out of a
 // spare file when one is large enough, and makes it durable. Space that was
@@ -127,14 +130,14 @@ func writeZeros(f vfs.File, from, to int64) error {
 // takeSpare renames a spare file of at least want bytes to name; nil when there
 // is none.
 func (l *Log) takeSpare(name string, want int64) (vfs.File, int64, error) {
-	for i, sp := range l.spares {
+	for i, sp := range l.prep.spares {
 		if sp.size < want {
 			continue
 		}
 		if err := l.fs.Rename(sp.name, name); err != nil {
 			return nil, 0, fmt.Errorf("reuse log segment %s: %w", sp.name, err)
 		}
-		l.spares = append(l.spares[:i:i], l.spares[i+1:]...)
+		l.prep.spares = append(l.prep.spares[:i:i], l.prep.spares[i+1:]...)
 		f, err := l.fs.Open(name)
 		if err != nil {
 			return nil, 0, fmt.Errorf("reuse log segment %s: %w", name, err)
@@ -152,21 +155,32 @@ type spare struct {
 	size int64
 }
 
+// spareName returns a name that no spare has. Not the segment's number: an
+// empty segment that is prepared again after each start would have it twice.
+func (l *Log) spareName() string {
+	for i := 0; ; i++ {
+		name := path.Join(l.dir, fmt.Sprintf("spare-%d", i))
+		if !slices.ContainsFunc(l.prep.spares, func(s spare) bool { return s.name == name }) {
+			return name
+		}
+	}
+}
+
 // retire turns a segment into a spare, or removes it.
 func (l *Log) retire(s *segment) error {
 	if err := s.file.Close(); err != nil {
 		return fmt.Errorf("close log segment %s: %w", s.name, err)
 	}
-	if len(l.spares) >= maxSpares {
+	if len(l.prep.spares) >= maxSpares {
 		if err := l.fs.Remove(s.name); err != nil {
 			return fmt.Errorf("remove log segment %s: %w", s.name, err)
 		}
 		return nil
 	}
-	name := path.Join(l.dir, fmt.Sprintf("spare-%016x", s.seq))
+	name := l.spareName()
 	if err := l.fs.Rename(s.name, name); err != nil {
 		return fmt.Errorf("retire log segment %s: %w", s.name, err)
 	}
-	l.spares = append(l.spares, spare{name, s.size})
+	l.prep.spares = append(l.prep.spares, spare{name, s.size})
 	return nil
 }
