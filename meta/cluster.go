@@ -57,7 +57,8 @@ func (s *state) registerServer(r *api.RegisterServer) (codec.Message, error) {
 	reply.Server = ids.ServerID(known)
 	var was server
 	now := server{UUID: r.UUID, Addr: r.Addr, Host: r.Host, Rack: r.Rack}
-	if !s.load(idKey(spaceServer, uint32(known)), &was) && !fresh {
+	s.load(idKey(spaceServer, uint32(known)), &was)
+	if !fresh && was.UUID != r.UUID {
 		return nil, errkind.Conflict.Wrap("register server %s: its uuid is that of a disk", r.UUID)
 	}
 	changed := was != now
