@@ -15,7 +15,7 @@ import (
 const mib = 1 << 20
 
 func TestBudgetHoldsUnder200Writers(t *testing.T) {
-	g := newRig(t, 3, 4, server.Limits{PutBuffers: 12 * mib, Window: 2 * mib, OpenQueue: 50})
+	g := newRig(t, 3, 4, server.Limits{PutBuffers: 9 * mib, Window: 2 * mib, OpenQueue: 50})
 	for _, d := range g.disks {
 		d.before = func(op string) error {
 			g.w.Sleep(time.Duration(g.w.Uint64() % uint64(3*time.Millisecond)))
@@ -23,15 +23,15 @@ func TestBudgetHoldsUnder200Writers(t *testing.T) {
 		}
 	}
 	g.run(func() {
-		g.writers(200, 3*mib)
+		g.writers(200, 5*mib/4)
 		for i := range 200 {
 			require.True(t, g.disks[i%4].durable(ckey(i)))
 		}
 	})
 	st := g.srv.Stats()
-	require.LessOrEqual(t, st.PutPeak, int64(12*mib))
-	require.Greater(t, st.PutPeak, int64(8*mib), "the budget was used")
-	require.LessOrEqual(t, st.Mapped, int64((12+16+24)*mib*5/4+mib))
+	require.LessOrEqual(t, st.PutPeak, int64(9*mib))
+	require.Greater(t, st.PutPeak, int64(6*mib), "the budget was used")
+	require.LessOrEqual(t, st.Mapped, int64((9+16+24)*mib*5/4+mib))
 	require.Zero(t, st.PutBytes)
 	require.Zero(t, st.OpenChunks+st.Waiting+st.Pending)
 }

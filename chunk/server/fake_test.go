@@ -84,7 +84,7 @@ func (f *fakeStore) Open(h chunk.Header) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.mu.chunks[h.Key] == nil {
-		f.mu.chunks[h.Key] = &fakeChunk{header: h, sums: make(map[int]uint64)}
+		f.mu.chunks[h.Key] = &fakeChunk{header: h, sums: make(map[int]uint64), data: make([]byte, 0, h.Reserve)}
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (f *fakeStore) Put(key ids.ChunkKey, off uint32, data []byte, sums []uint64
 		return errkind.NoChunk.Wrap("put %s", key)
 	}
 	if need := int(off) + len(data); need > len(c.data) {
-		c.data = append(c.data, make([]byte, need-len(c.data))...)
+		c.data = c.data[:need]
 	}
 	copy(c.data[off:], data)
 	for i, s := range sums {

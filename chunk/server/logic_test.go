@@ -2,6 +2,8 @@ package server_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/ckptfs/ckptfs/chunk/wire"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
+	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/internal/sim"
 )
 
@@ -50,6 +53,8 @@ func (g *rig) run(fn func()) {
 
 // pend is a request under way.
 type pend struct {
+	mu   sync.Mutex
+	cond sched.Cond
 	id   uint64
 	resp *wire.Response
 	err  error
@@ -59,15 +64,21 @@ type pend struct {
 func (g *rig) send(c *server.Conn, req *wire.Request) *pend {
 	g.next++
 	p := &pend{id: g.next}
-	p.err = c.Call(p.id, req, func(r *wire.Response) { p.resp, p.at = r, g.w.Now() })
+	p.cond = g.w.NewCond(&p.mu)
+	p.err = c.Call(p.id, req, func(r *wire.Response) {
+		p.resp, p.at = r, g.w.Now()
+		p.cond.Broadcast()
+	})
 	return p
 }
 
-// wait sleeps until the answer is there.
+// wait returns when the answer is there.
 func (g *rig) wait(p *pend) *wire.Response {
 	require.NoError(g.t, p.err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for p.resp == nil {
-		g.w.Sleep(100 * time.Microsecond)
+		p.cond.Wait()
 	}
 	return p.resp
 }
@@ -103,13 +114,14 @@ func abortReq(disk ids.DiskID, key ids.ChunkKey) *wire.Request {
 	return &wire.Request{Op: wire.OpAbort, Body: &wire.ChunkRef{Disk: disk, Key: key}}
 }
 
-func pattern(n, seed int) []byte {
-	p := make([]byte, n)
-	for i := range p {
-		p[i] = byte(i*7 + i>>8*13 + seed)
-	}
+var noise = func() []byte {
+	p := make([]byte, 8*mib)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(p)
 	return p
-}
+}()
+
+// pattern returns n bytes, others for each seed below 4,096; do not change them.
+func pattern(n, seed int) []byte { return noise[seed*64:][:n:n] }
 
 func credit(t *testing.T, r *wire.Response) int {
 	t.Helper()
@@ -282,7 +294,7 @@ func TestSealsShareASync(t *testing.T) {
 func TestSameSeedSameRun(t *testing.T) {
 	hash := func(seed uint64) uint64 {
 		g := newRig(t, seed, 2, server.Limits{PutBuffers: 4 << 20})
-		g.run(func() { g.writers(20, 2<<20) })
+		g.run(func() { g.writers(12, 1<<20) })
 		return g.w.TraceHash()
 	}
 	require.Equal(t, hash(5), hash(5))
