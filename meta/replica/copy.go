@@ -194,7 +194,15 @@ func (c *Receiver) header(p []byte) error {
 		return err
 	}
 	c.in.content = content
-	return content.Put(stateKey, h.state)
+	// Being caught up is each member's own matter.
+	c.in.state.newborn = c.r.isNewborn()
+	return content.Put(stateKey, c.in.state.encode())
+}
+
+func (r *Replica) isNewborn() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.newborn
 }
 
 func (c *Receiver) records(p []byte) error {

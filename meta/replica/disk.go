@@ -125,6 +125,7 @@ func (r *Replica) flushIfDue(now time.Duration) {
 		return
 	}
 	st := l.applied
+	_, st.newborn = l.node.Newborn()
 	l.flushing, l.lastFlush = true, now
 	r.setFlushing(true)
 	r.task("metadata flush", func() {
@@ -154,6 +155,7 @@ func (r *Replica) lastWrite() {
 	if l.applied.index == l.flushed.index {
 		return
 	}
+	_, l.applied.newborn = l.node.Newborn()
 	if f := r.over.Freeze(); f != nil {
 		if err := f.Write(stateKey, l.applied.encode()); err != nil {
 			r.fail(fmt.Errorf("flush the metadata before closing: %w", err))

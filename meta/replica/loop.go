@@ -384,6 +384,7 @@ func (r *Replica) publish() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.status = s
+	_, r.mu.newborn = l.node.Newborn()
 }
 
 // endLoop answers everything that waits and lets the disk task end.

@@ -8,6 +8,7 @@ import (
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"go.etcd.io/raft/v3/tracker"
 )
 
 // NodeConfig is what a Node needs.
@@ -16,6 +17,7 @@ type NodeConfig struct {
 	Voters        []uint64
 	Storage       raft.Storage
 	Applied       uint64 // log index that the store holds
+	Newborn       bool   // see Node.newborn
 	ElectionTicks int
 	StallTicks    int
 	Random        func() uint64
@@ -42,6 +44,14 @@ type Node struct {
 	reads    []uint64 // barriers that wait for the next check of leadership
 	checks   []check  // under way
 	lastRead uint64
+
+	// newborn: the member started with an empty disk and may have acknowledged,
+	// in an earlier life, entries that it does not have now. Until it has
+	// everything that a leader says is committed it votes only for a member
+	// that is at the founding as well: else an entry of which the lost disk
+	// held one of the two copies could be voted away.
+	newborn bool
+	commit  uint64 // highest commit that a leader told
 
 	out  []*pb.Message
 	work Work
@@ -80,7 +90,7 @@ type Work struct {
 
 // NewNode starts from what the storage holds.
 func NewNode(cfg NodeConfig) (*Node, error) {
-	n := &Node{cfg: cfg}
+	n := &Node{cfg: cfg, newborn: cfg.Newborn}
 	raw, err := raft.NewRawNode(&raft.Config{
 		ID:                        cfg.ID,
 		ElectionTick:              cfg.ElectionTicks,
@@ -158,6 +168,9 @@ func (n *Node) Step(m *pb.Message) error {
 	if n.stalled() {
 		return nil
 	}
+	if n.newborn && !n.admit(m) {
+		return nil
+	}
 	before := n.raw.BasicStatus()
 	if err := n.raw.Step(m); err != nil {
 		return fmt.Errorf("raft message of type %s from %d: %w", m.GetType(), m.GetFrom(), err)
@@ -172,6 +185,48 @@ func (n *Node) Step(m *pb.Message) error {
 		n.restart()
 	}
 	return nil
+}
+
+// admit filters what a newborn member takes.
+func (n *Node) admit(m *pb.Message) bool {
+	last, _ := n.cfg.Storage.LastIndex()
+	switch m.GetType() {
+	case pb.MsgVote, pb.MsgPreVote:
+		return m.GetIndex() <= 1
+	case pb.MsgTimeoutNow:
+		return false
+	case pb.MsgApp, pb.MsgSnap:
+		n.commit = max(n.commit, m.GetCommit(), m.GetSnapshot().GetMetadata().GetIndex())
+	case pb.MsgHeartbeat:
+		// The leader still counts on entries of the earlier life.
+		m.Commit = new(min(m.GetCommit(), last))
+	}
+	return true
+}
+
+// Newborn reports that this member must catch up before it counts, and up to
+// where its log goes.
+func (n *Node) Newborn() (last uint64, newborn bool) {
+	last, _ = n.cfg.Storage.LastIndex()
+	return last, n.newborn
+}
+
+// Reborn says that a member has lost its log behind last. While this leader
+// believes in more, it would wait for ever for the member to acknowledge: so it
+// hands over to another, which starts without beliefs.
+func (n *Node) Reborn(id, last uint64) {
+	var match, best, heir uint64
+	n.raw.WithProgress(func(i uint64, _ raft.ProgressType, p tracker.Progress) {
+		switch {
+		case i == id:
+			match = p.Match
+		case i != n.cfg.ID && p.Match > best:
+			best, heir = p.Match, i
+		}
+	})
+	if n.leads() && match > last && heir != 0 {
+		n.raw.TransferLeader(heir)
+	}
 }
 
 // Propose asks for data to become a log entry; the next Work assigns its
@@ -194,6 +249,9 @@ func (n *Node) Stored(a *Append) {
 		n.unstored--
 		n.stall = 0
 	}
+	if last, _ := n.cfg.Storage.LastIndex(); n.newborn && n.commit > 1 && last >= n.commit {
+		n.newborn = false
+	}
 	for _, m := range a.answers {
 		if m.GetTo() == n.cfg.ID {
 			_ = n.raw.Step(m) // an answer of an older term is ignored
@@ -210,6 +268,7 @@ func (n *Node) Applied(w *Work) {
 	}
 	if k := len(w.Committed); k > 0 {
 		n.ready = w.Committed[k-1].GetTerm()
+		n.newborn = n.newborn && !n.Ready()
 	}
 }
 

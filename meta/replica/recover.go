@@ -15,7 +15,9 @@ import (
 const onlyGroup = 1
 
 // founding is the position that every member's log starts behind.
-func founding(voters []uint64) *state { return &state{index: 1, term: 1, voters: voters} }
+func founding(voters []uint64) *state {
+	return &state{index: 1, term: 1, voters: voters, newborn: len(voters) > 1}
+}
 
 // open brings log and store to a common state and returns what the store holds.
 func recoverState(cfg *Config, l *log.Log) (*state, error) {

@@ -45,6 +45,7 @@ type Replica struct {
 		receiving  bool
 		flushing   bool // a flush writes to the store
 		status     Status
+		newborn    bool // as of the last round
 		closing    bool
 		dead       bool
 		tasks      int
@@ -89,8 +90,9 @@ func (r *Replica) start() error {
 	r.over = kv.NewOverlay(r.cfg.Store, st.hash)
 	r.storage.SetSnapshot(st.marker())
 	node, err := NewNode(NodeConfig{
-		ID: r.cfg.ID, Voters: st.voters, Storage: r.storage, Applied: st.index, ElectionTicks: r.cfg.ElectionTicks,
-		StallTicks: r.cfg.StallTicks, Random: r.cfg.Sched.Uint64, Log: r.cfg.Log,
+		ID: r.cfg.ID, Voters: st.voters, Storage: r.storage, Applied: st.index, Newborn: st.newborn,
+		ElectionTicks: r.cfg.ElectionTicks,
+		StallTicks:    r.cfg.StallTicks, Random: r.cfg.Sched.Uint64, Log: r.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -208,6 +210,7 @@ const (
 	messageRaft   = 1
 	messageReport = 2 // of a follower's hash
 	messageStop   = 3 // the receiver's state differs from the majority's
+	messageReborn = 4 // the sender lost its log behind the index
 )
 
 // StepMessage takes a message that member from sent with Transport.Send. The
@@ -219,7 +222,7 @@ func (r *Replica) StepMessage(from uint64, data []byte) error {
 	switch data[0] {
 	case messageRaft:
 		return r.stepRaft(from, data[1:])
-	case messageReport, messageStop:
+	case messageReport, messageStop, messageReborn:
 		return r.stepReport(from, data)
 	}
 	return errkind.Version.Wrap("message of kind %d from metadata server %d", data[0], from)

@@ -98,6 +98,9 @@ func (g *group) start(m *member) error {
 			g.down(m, r)
 		},
 		OnLeader: func(leading bool, term uint64) {
+			if m.replica != r {
+				return // the end of a killed one
+			}
 			require.NotEqual(g.t, m.leading, leading)
 			m.leading = leading
 			g.world.Trace("member %d leads: %v term %d", m.id, leading, term)

@@ -23,6 +23,9 @@ type state struct {
 	position uint64 // commands applied
 	hash     uint64 // over all records
 	voters   []uint64
+	// newborn: this member started empty and has not yet caught up with the
+	// group. See Node.newborn.
+	newborn bool
 }
 
 // Code encodes or decodes the record.
@@ -37,6 +40,7 @@ func (s *state) Code(c *codec.Coder) {
 	c.U64(&s.position)
 	c.U64(&s.hash)
 	codec.Slice(c, &s.voters, func(c *codec.Coder, v *uint64) { codec.VarInt(c, v) })
+	c.Bool(&s.newborn)
 }
 
 func (s *state) encode() []byte {

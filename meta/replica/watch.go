@@ -45,6 +45,10 @@ func (r *Replica) report() {
 	if leader == 0 || leader == r.cfg.ID || l.applied.index == 0 {
 		return
 	}
+	if last, newborn := l.node.Newborn(); newborn {
+		r.cfg.Transport.Send(leader, [][]byte{encodeReport(messageReborn, last, 0)})
+		return
+	}
 	r.cfg.Transport.Send(leader, [][]byte{encodeReport(messageReport, l.applied.index, l.applied.hash)})
 }
 
@@ -62,9 +66,12 @@ func (r *Replica) stepReport(from uint64, data []byte) error {
 	defer r.mu.Unlock()
 	if len(r.mu.events) < maxInbox {
 		r.mu.events = append(r.mu.events, func() {
-			if kind == messageStop {
+			switch kind {
+			case messageStop:
 				r.inMinority(from, index, hash)
-			} else {
+			case messageReborn:
+				r.loop.node.Reborn(from, index)
+			default:
 				r.compare(from, index, hash)
 			}
 		})
