@@ -55,10 +55,7 @@ func replyError(reply []byte) error {
 
 // request handles one request; with mu held.
 func (s *Server) request(st *Stream, id uint64, body []byte, acts *actions) {
-	if !st.begin() {
-		st.refuse(id, errkind.Busy, "too many requests or unread replies on this stream", "")
-		return
-	}
+	st.begin()
 	l := s.mu.lead
 	if l == nil {
 		s.refuseFollower(st, id)

@@ -151,6 +151,9 @@ func (s *Server) lockBlocked(l *leader, w *waiter) {
 // later proposes from a task of its own: callbacks of the replica may run
 // inside Propose.
 func (s *Server) later(ps ...proposal) {
+	if s.mu.closed {
+		return
+	}
 	s.mu.tasks++
 	s.cfg.Sched.Go("meta-lock", func() {
 		defer func() {
@@ -188,7 +191,7 @@ func (s *Server) wakeLocks(l *leader, changed *api.Lock) {
 			}
 		}
 	}
-	if len(ps) > 0 && !s.mu.closed {
+	if len(ps) > 0 {
 		s.later(ps...)
 	}
 }

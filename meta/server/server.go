@@ -47,9 +47,9 @@ const (
 	usageEvery   = 30 * time.Second // at most so often free space alone is logged
 	workers      = 4                // that answer queries
 	maxParked    = 1 << 16          // requests that wait for a new leader to be ready
-	maxInflight  = 2048             // requests of one stream
+	maxInflight  = 2048             // requests of one stream before no more is read
 	maxStreams   = 1 << 16
-	maxStreamOut = 8 << 20 // bytes of replies a stream may leave before it is refused more
+	maxStreamOut = 8 << 20 // bytes of replies a stream may leave before no more is read
 )
 
 // Config is what a server needs.
@@ -150,8 +150,8 @@ func (s *Server) dropLeader() {
 	}
 }
 
-// Close ends all streams and waits for the tasks. The replica must have been
-// closed before, so that none of its callbacks come later.
+// Close ends all streams and waits for the tasks. Callbacks of the replica that
+// come later do nothing.
 func (s *Server) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

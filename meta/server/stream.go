@@ -33,7 +33,8 @@ type Stream struct {
 		dead     bool
 		moved    time.Duration // when the queue last got shorter, or was empty
 	}
-	ready sched.Cond
+	ready sched.Cond // for the sending task
+	room  sched.Cond // for the receiving task
 }
 
 // push queues a frame. It never waits.
@@ -60,6 +61,7 @@ func (st *Stream) reply(id uint64, body []byte) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.mu.inflight--
+	st.room.Signal()
 	st.pushLocked(out{stream.TypeReply, id, body})
 }
 
@@ -75,13 +77,21 @@ func (st *Stream) refuse(id uint64, k errkind.Kind, text, leader string) {
 	st.pushLocked(out{stream.TypeRefuse, id, body})
 }
 
-// begin counts a request; false when the stream has too much under way, or
-// lets its replies lie.
-func (st *Stream) begin() bool {
+// begin counts a request.
+func (st *Stream) begin() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.mu.inflight++
-	return st.mu.inflight <= maxInflight && st.mu.bytes <= maxStreamOut
+}
+
+// await waits, before the next message is read, while the stream has too much
+// under way or lets its replies lie: the client finds out by not being read.
+func (st *Stream) await() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for !st.mu.dead && (st.mu.inflight > maxInflight || st.mu.bytes > maxStreamOut || len(st.mu.queue) > maxInflight) {
+		st.room.Wait()
+	}
 }
 
 // pushCluster tells of a new cluster map; one waiting push stands for all.
@@ -109,6 +119,7 @@ func (st *Stream) kill(string) {
 	st.mu.dead = true
 	st.mu.queue = nil
 	st.ready.Broadcast()
+	st.room.Broadcast()
 	st.mu.Unlock()
 	st.conn.Close()
 }
@@ -158,6 +169,7 @@ func (st *Stream) nextMessage() []byte {
 	}
 	st.mu.queue = append(st.mu.queue[:0], st.mu.queue[n:]...)
 	st.mu.moved = st.now()
+	st.room.Signal()
 	return msg
 }
 
@@ -172,13 +184,14 @@ func (s *Server) Serve(conn stream.Conn) {
 		return
 	}
 	st := &Stream{conn: conn, name: hello.Name, now: s.cfg.Sched.Now}
-	st.ready = s.cfg.Sched.NewCond(&st.mu)
+	st.ready, st.room = s.cfg.Sched.NewCond(&st.mu), s.cfg.Sched.NewCond(&st.mu)
 	if !s.join(st) {
 		return
 	}
 	defer s.leave(st)
 	s.start("meta-reply", st.send)
 	for {
+		st.await()
 		msg, err := conn.Recv()
 		if err != nil {
 			return

@@ -42,7 +42,7 @@ type pipe struct {
 	mu struct {
 		sync.Mutex
 		queue  [2][][]byte
-		closed bool
+		closed [2]bool // by which end
 	}
 	cond sched.Cond
 }
@@ -56,10 +56,10 @@ type pipeEnd struct {
 func (e *pipeEnd) Send(msg []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(e.mu.queue[e.out]) >= pipeDepth && !e.mu.closed {
+	for len(e.mu.queue[e.out]) >= pipeDepth && !e.over() {
 		e.cond.Wait()
 	}
-	if e.mu.closed {
+	if e.over() {
 		return errkind.Unavailable.Wrap("send: the connection is closed")
 	}
 	e.mu.queue[e.out] = append(e.mu.queue[e.out], msg)
@@ -72,10 +72,10 @@ func (e *pipeEnd) Recv() ([]byte, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	in := 1 - e.out
-	for len(e.mu.queue[in]) == 0 && !e.mu.closed {
+	for len(e.mu.queue[in]) == 0 && !e.over() {
 		e.cond.Wait()
 	}
-	if e.mu.closed {
+	if len(e.mu.queue[in]) == 0 {
 		return nil, errkind.Unavailable.Wrap("receive: the connection is closed")
 	}
 	msg := e.mu.queue[in][0]
@@ -84,11 +84,14 @@ func (e *pipeEnd) Recv() ([]byte, error) {
 	return msg, nil
 }
 
-// Close ends both directions; queued messages are lost.
+// over reports whether either end has closed.
+func (e *pipeEnd) over() bool { return e.mu.closed[0] || e.mu.closed[1] }
+
+// Close ends both directions. The other end still receives what was sent.
 func (e *pipeEnd) Close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.mu.closed = true
-	e.mu.queue = [2][][]byte{}
+	e.mu.closed[e.out] = true
+	e.mu.queue[1-e.out] = nil
 	e.cond.Broadcast()
 }
