@@ -100,7 +100,7 @@ type Client struct {
 
 	damaged struct {
 		sync.Mutex
-		seen map[damageKey]struct{}
+		seen map[damageKey]time.Duration // when it was reported last
 		fifo []damageKey
 	}
 }
@@ -122,7 +122,7 @@ func New(cfg Config) *Client {
 	c.window = newWindow(c, cfg.ReadBudget)
 	c.hedges = &budget{tokens: hedgeBurst}
 	c.finish = newFinisher(c)
-	c.damaged.seen = make(map[damageKey]struct{})
+	c.damaged.seen = make(map[damageKey]time.Duration)
 	return c
 }
 
@@ -134,20 +134,29 @@ func (c *Client) Close() {
 	c.finish.close()
 }
 
-// maxReported bounds how many damaged chunks are remembered as reported.
-const maxReported = 1024
+// maxReported bounds how many damaged chunks are remembered as reported, and
+// reportAgain for how long.
+const (
+	maxReported = 1024
+	reportAgain = time.Minute
+)
 
-// reportDamage tells the reporter of a damaged chunk, once.
+// reportDamage tells the reporter of a damaged chunk, once a minute at most.
 func (c *Client) reportDamage(key ids.ChunkKey, disk ids.DiskID, why string) {
 	k := damageKey{key, disk}
 	c.damaged.Lock()
-	_, known := c.damaged.seen[k]
-	if !known {
+	now := c.sched.Now()
+	last, seen := c.damaged.seen[k]
+	known := seen && now-last < reportAgain
+	if seen && !known {
+		c.damaged.seen[k] = now
+	}
+	if !seen {
 		if len(c.damaged.fifo) >= maxReported {
 			delete(c.damaged.seen, c.damaged.fifo[0])
 			c.damaged.fifo = c.damaged.fifo[1:]
 		}
-		c.damaged.seen[k] = struct{}{}
+		c.damaged.seen[k] = now
 		c.damaged.fifo = append(c.damaged.fifo, k)
 	}
 	c.damaged.Unlock()

@@ -66,7 +66,7 @@ func (c *Client) send(p peer, req *wire.Request, timeout time.Duration, done fun
 		case err == nil:
 			r.err = errkind.Internal.Wrap("%s to disk %d at %s: empty reply", req.Op, p.disk, p.addr)
 		case errkind.Of(err) == errkind.Unavailable && !s.wasCancelled():
-			c.health.fail(p, "connection failed")
+			c.health.probe(p)
 		}
 		done(r)
 	})

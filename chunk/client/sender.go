@@ -129,6 +129,11 @@ func (w *writer) lose(s *sender, why error) {
 		return
 	}
 	s.lost, s.why = true, why
+	if w.mu.stop == nil {
+		// What follows is better off in a block that has all its chunks (rule 10).
+		w.mu.stop = errkind.Unavailable.Wrap("block %s: chunk %d on disk %d is lost: %v", w.what.Key.Block, s.index, s.disk, why)
+		w.cond.Broadcast()
+	}
 	q := s.q
 	s.q = nil
 	for _, it := range q {

@@ -54,7 +54,8 @@ type writer struct {
 		appended int       // bytes accepted
 		short    bool      // the last stripe was a short one
 		length   int       // bytes that a quorum holds, in order from the start
-		cut      error     // why the block takes no more
+		cut      error     // why nothing more will get into the block
+		stop     error     // why no further stripes are taken; those under way go on
 		ready    []func()  // releases to call
 		block    ids.Block
 		inner    []*writer // the blocks that replace this one
@@ -191,7 +192,7 @@ func (w *writer) Append(ctx context.Context, data []byte, release func(ok bool))
 
 // admit waits for a place in the window; called with the lock held.
 func (w *writer) admit(ctx context.Context, n int) error {
-	for w.mu.cut == nil && w.mu.phase == phaseWriting && w.mu.held >= w.c.cfg.Window && ctx.Err() == nil {
+	for w.mu.cut == nil && w.mu.stop == nil && w.mu.phase == phaseWriting && w.mu.held >= w.c.cfg.Window && ctx.Err() == nil {
 		w.cond.Wait()
 	}
 	switch id := w.what.Key.Block; {
@@ -199,6 +200,8 @@ func (w *writer) admit(ctx context.Context, n int) error {
 		return errkind.Invalid.Wrap("append to block %s: it has ended", id)
 	case w.mu.cut != nil:
 		return w.mu.cut
+	case w.mu.stop != nil:
+		return w.mu.stop
 	case ctx.Err() != nil:
 		return ended(ctx, "append to block "+id.String())
 	case w.mu.short:
