@@ -387,7 +387,13 @@ func (n *inode) retire(r *round, what outcome) []chunk.BlockWriter {
 // divide takes a commit that touches too many records back, to be made in
 // parts; false when it cannot be divided.
 func (n *inode) divide(r *round) bool {
-	if r.units == 0 || r.units == 1 && len(r.packs) == 1 && r.packs[0].inline {
+	var only *pack // the one pack that could be divided, if no hole can
+	for _, pk := range r.packs {
+		if !pk.app {
+			only = pk
+		}
+	}
+	if r.units == 0 || r.units == 1 && only != nil && only.inline {
 		return false
 	}
 	for _, pk := range r.packs {
@@ -422,8 +428,8 @@ func (n *inode) divide(r *round) bool {
 		return true
 	}
 	n.mu.unitLimit = 1
-	if len(r.packs) == 1 {
-		r.split = r.packs[0]
+	if only != nil {
+		r.split = only
 		return true
 	}
 	end := min(hole.end, n.mu.attr.Size)

@@ -13,6 +13,7 @@ import (
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sim"
+	"github.com/ckptfs/ckptfs/meta/api"
 )
 
 // step is one operation of the model test; the numbers mean what the kind makes of them.
@@ -27,7 +28,7 @@ const modelSize = 3 << 20
 func drawSteps(t *rapid.T) []step {
 	kinds := []string{
 		"write", "write", "page", "page", "page", "next", "next", "next", "next", "append", "read", "read",
-		"truncate", "punch", "zero", "extend", "flush", "verify", "sleep", "reopen", "seek", "copy",
+		"truncate", "punch", "zero", "extend", "flush", "verify", "sleep", "reopen", "seek", "copy", "stat", "rename",
 	}
 	one := rapid.Custom(func(t *rapid.T) step {
 		return step{
@@ -37,7 +38,7 @@ func drawSteps(t *rapid.T) []step {
 			handle: rapid.IntRange(0, 1).Draw(t, "handle"),
 		}
 	})
-	return rapid.SliceOfN(one, 1, 120).Draw(t, "steps")
+	return rapid.OneOf(rapid.SliceOfN(one, 1, 40), rapid.SliceOfN(one, 50, 200)).Draw(t, "steps")
 }
 
 // model is a file as an array of bytes, next to the engine's.
@@ -133,6 +134,10 @@ func (m *model) do(s step) error {
 		return m.seek(h, s.off)
 	case "copy":
 		return m.copy(s)
+	case "stat":
+		return m.stat()
+	case "rename":
+		return m.a.FlushIno(ctx, m.ino)
 	}
 	return nil
 }
@@ -148,6 +153,40 @@ func (m *model) read(h *file.Handle, off, n int) error {
 		return fmt.Errorf("read %d+%d of %d: %d bytes, want %d, first difference at %d", off, n, len(m.bytes), c, len(want), off+differ(want, got[:c]))
 	}
 	return nil
+}
+
+// stat looks at the file as the kernel would.
+func (m *model) stat() error {
+	var e api.Entry
+	if err := m.a.s.Do(ctx, &api.GetAttr{Ino: m.ino}, &e); err != nil {
+		return err
+	}
+	m.a.Overlay(&e.Attr)
+	if e.Attr.Size != uint64(len(m.bytes)) {
+		return fmt.Errorf("stat shows %d bytes, want %d", e.Attr.Size, len(m.bytes))
+	}
+	return nil
+}
+
+// splitLarge refuses commits of more than limit ranges, as the metadata
+// service does when they touch too many records.
+func splitLarge(limit int) func(api.Request) error {
+	return func(r api.Request) error {
+		c, ok := r.(*api.Commit)
+		if !ok {
+			return nil
+		}
+		ranges := 0
+		for _, op := range c.Ops {
+			if op.Kind == api.OpWrite || op.Kind == api.OpPunch {
+				ranges++
+			}
+		}
+		if ranges > limit {
+			return errkind.Split.Wrap("%d ranges", ranges)
+		}
+		return nil
+	}
 }
 
 // verify closes on one mount and reads on the other.
@@ -241,6 +280,9 @@ func TestModel(t *testing.T) {
 		s := newSession(t, v, 1)
 		attr := s.create(t, "f")
 		m.ino = attr.Ino
+		if rapid.Bool().Draw(t, "split") {
+			s.before = splitLarge(3)
+		}
 		m.a = newEngine(s, blocks, world, budget)
 		m.b = newEngine(newSession(t, v, 2), blocks, world, budget)
 		m.h[0] = m.a.OpenCreated(attr, file.OpenFlags{Write: true})

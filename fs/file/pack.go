@@ -194,6 +194,7 @@ func (n *inode) forget(pk *pack) {
 	for i, o := range n.mu.packs {
 		if o == pk {
 			n.mu.packs = append(n.mu.packs[:i:i], n.mu.packs[i+1:]...)
+			n.settle()
 			return
 		}
 	}

@@ -392,7 +392,7 @@ func (pk *pack) awaitAnswers() error {
 func (pk *pack) requeue(i int, progress bool) error {
 	n := pk.n
 	now := n.e.cfg.Sched.Now()
-	p2 := &pack{n: n, seq: pk.seq, first: pk.first, fileOff: pk.fileOff, closed: true}
+	p2 := &pack{n: n, seq: pk.seq, first: pk.first, fileOff: pk.fileOff, app: pk.app, closed: true}
 	if !progress {
 		p2.failing = pk.failing
 		if p2.failing == 0 {

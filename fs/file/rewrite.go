@@ -149,12 +149,14 @@ func (n *inode) splitPack(pk *pack) {
 	layout := n.mu.attr.Layout
 	length := pk.block.Length
 	n.mu.Unlock()
-	ctx, stop := n.e.opContext(context.Background())
-	defer stop()
-	half := func(lo, hi uint32) (*copied, error) {
-		return n.copyBlock(ctx, layout, pk.fileOff, int(hi-lo), func(ctx context.Context, dst []byte, off int) error {
-			return n.e.cfg.Blocks.ReadBlock(ctx, &pk.block, int(lo)+off, dst)
+	half := func(lo, hi uint32) (c *copied, err error) {
+		err = pk.attempt(func(ctx context.Context) error {
+			c, err = n.copyBlock(ctx, layout, pk.fileOff, int(hi-lo), func(ctx context.Context, dst []byte, off int) error {
+				return n.e.cfg.Blocks.ReadBlock(ctx, &pk.block, int(lo)+off, dst)
+			})
+			return err
 		})
+		return c, err
 	}
 	if mid == 0 || mid >= length {
 		n.failSplit(errkind.TooBig.Wrap("a write of inode %s covers too many extents", n.ino))
