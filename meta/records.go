@@ -191,6 +191,9 @@ func (b *block) Code(c *codec.Coder) {
 	}
 	c.U8(&shape)
 	c.Layout(&b.Layout)
+	if b.Layout.IsZero() {
+		c.Fail("block without a layout")
+	}
 	codec.VarInt(c, &b.Length)
 	if shape&blockCoded != 0 {
 		codec.VarInt(c, &b.Logical)
