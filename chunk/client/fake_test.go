@@ -44,6 +44,7 @@ type fakeServer struct {
 	busy    int           // so many requests are put off
 	garble  bool          // bytes read have a flipped bit
 	forge   bool          // reads carry other bytes with matching checksums
+	grows   int           // credit grows by this at each open
 	credit  int           // granted beyond what is there; 0: plenty
 	puts    int
 	stores  int
@@ -195,6 +196,7 @@ func (f *fakeNet) open(s *fakeServer, m *wire.Open) *wire.Response {
 	if s.full {
 		return fail(errkind.NoSpace, "disk full")
 	}
+	s.credit += s.grows
 	c := s.chunks[m.Key]
 	if c == nil {
 		c = &stored{open: *m, data: make([]byte, m.Reserve), sums: make([]uint64, ec.Granules(int(m.Reserve), m.Granule))}

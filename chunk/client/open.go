@@ -9,7 +9,6 @@ import (
 	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/ec"
 	"github.com/ckptfs/ckptfs/chunk/wire"
-	"github.com/ckptfs/ckptfs/internal/cluster"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
@@ -42,6 +41,7 @@ type opening struct {
 	width   int
 	skip    map[ids.DiskID]bool // disks that refused; survives the opening
 	refusal string              // the last reason of a refusal
+	silence bool                // some server did not answer: it may be back soon
 
 	mu struct {
 		sync.Mutex
@@ -176,6 +176,7 @@ func (o *opening) answered(a *ask, index int, r reply) {
 		o.refusal = r.err.Error()
 		o.skip[a.disk] = !transient(r.err)
 		if transient(r.err) {
+			o.silence = true
 			o.c.health.fail(a.peer, r.err.Error())
 		}
 		o.replace(a)
@@ -221,7 +222,7 @@ func (o *opening) sweep() time.Duration {
 // silent puts a server out that has not answered in time.
 func (o *opening) silent(a *ask) {
 	o.c.health.fail(a.peer, "no answer to a request for a grant")
-	o.refusal = "disk " + a.addr + " did not answer in time"
+	o.refusal, o.silence = a.addr+" did not answer in time", true
 	cancel := a.cancel
 	o.replace(a)
 	cancel()
@@ -231,10 +232,10 @@ func (o *opening) silent(a *ask) {
 // assign puts a grant into its slot. A spare whose index has been taken asks
 // again, for the index that is still open; it is known to answer quickly.
 func (o *opening) assign(a *ask) {
-	switch s := o.mu.slots; {
-	case s[a.index] == a:
-	case s[a.index] == nil:
-		s[a.index] = a
+	switch o.mu.slots[a.index] {
+	case a:
+	case nil:
+		o.mu.slots[a.index] = a
 	default:
 		if i := o.wanting(); i >= 0 {
 			o.c.forget(a.peer, ids.ChunkKey{Block: o.what.Key.Block, Index: uint8(a.index)})
@@ -321,21 +322,11 @@ func (c *Client) grants(ctx context.Context, spec chunk.BlockSpec) (*opened, err
 		if err := ended(ctx, err.Error()); err != nil {
 			return nil, err
 		}
-		if !c.outs(m) || c.sched.Now() >= deadline {
+		if place.outs == 0 && !o.silence || c.sched.Now() >= deadline {
 			return nil, err
 		}
 		c.health.waitChange(100 * time.Millisecond)
 	}
-}
-
-// outs reports whether an active disk's server is out: waiting may help then.
-func (c *Client) outs(m *cluster.Map) bool {
-	for i := range m.Disks {
-		if c.health.isOut(m.Disks[i].Server) {
-			return true
-		}
-	}
-	return false
 }
 
 func tooFew(l ids.Layout, got int, place *placement, refusal string) error {

@@ -80,7 +80,8 @@ func (c *Client) WriteBlock(ctx context.Context, spec chunk.BlockSpec, data []by
 		if ctxErr := ended(ctx, err.Error()); ctxErr != nil {
 			return ids.Block{}, nil, ctxErr
 		}
-		if errkind.Of(err) != errkind.NoSpace || !c.outs(m) || c.sched.Now() >= deadline {
+		again := errkind.Of(err) == errkind.Unavailable || errkind.Of(err) == errkind.NoSpace && w.mu.place.outs > 0
+		if !again || c.sched.Now() >= deadline {
 			return ids.Block{}, nil, err
 		}
 		c.health.waitChange(100 * time.Millisecond)
