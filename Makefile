@@ -9,7 +9,7 @@ LDFLAGS := -X github.com/ckptfs/ckptfs/cmd/internal/version.Version=$(VERSION)
 
 build:
 	@mkdir -p $(BIN)
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/ckptfs ./cmd/metaserver ./cmd/chunkserver
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/ckptfs ./cmd/metaserver ./cmd/chunkserver
 
 # What a fresh Debian machine with Go lacks.
 setup:
