@@ -247,8 +247,8 @@ func (l *lossy) Recv() ([]byte, error) {
 	return msg, nil
 }
 
-// cluster is a group with clients in a simulated world.
-type cluster struct {
+// simulated is a group with clients in a simulated world.
+type simulated struct {
 	t *testing.T
 	*sim.World
 	g   *group
@@ -256,14 +256,14 @@ type cluster struct {
 }
 
 // simulate runs fn as a task of a world with n members, the first leading.
-func simulate(t *testing.T, n int, fn func(c *cluster)) {
+func simulate(t *testing.T, n int, fn func(c *simulated)) {
 	t.Helper()
 	w := sim.NewWorld(uint64(len(t.Name())))
 	defer w.Close()
 	done := false
 	w.Go("test", func() {
 		defer func() { done = true }()
-		c := &cluster{t: t, World: w, g: newGroup(w, n)}
+		c := &simulated{t: t, World: w, g: newGroup(w, n)}
 		c.net = &network{g: c.g}
 		c.net.mu.down = make(map[string]bool)
 		c.g.lead(0)
@@ -273,7 +273,7 @@ func simulate(t *testing.T, n int, fn func(c *cluster)) {
 	require.NoError(t, w.Run(2*time.Hour, func() bool { return done }))
 }
 
-func (c *cluster) config(name string) client.Config {
+func (c *simulated) config(name string) client.Config {
 	cfg := client.Config{Name: name, Host: "host", Sched: c.World, Transport: c.net, OpTimeout: time.Minute}
 	for _, m := range c.g.members {
 		cfg.Addrs = append(cfg.Addrs, m.addr)
@@ -281,7 +281,7 @@ func (c *cluster) config(name string) client.Config {
 	return cfg
 }
 
-func (c *cluster) dial(name string) *client.Client {
+func (c *simulated) dial(name string) *client.Client {
 	c.t.Helper()
 	cl, err := client.Dial(context.Background(), c.config(name))
 	require.NoError(c.t, err)
@@ -289,7 +289,7 @@ func (c *cluster) dial(name string) *client.Client {
 }
 
 // all runs n tasks and waits for them.
-func (c *cluster) all(n int, fn func(i int)) {
+func (c *simulated) all(n int, fn func(i int)) {
 	var mu sync.Mutex
 	cond := c.NewCond(&mu)
 	left := n

@@ -20,7 +20,7 @@ import (
 var bg = context.Background()
 
 func TestFoundsServesAndCloses(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		cl := c.dial("a")
 		require.NotZero(t, cl.Session())
 		require.False(t, cl.Cluster().IsZero())
@@ -45,7 +45,7 @@ func TestFoundsServesAndCloses(t *testing.T) {
 }
 
 func TestLostRepliesApplyOnce(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		cl := c.dial("a")
 		c.net.mu.Lock()
 		c.net.mu.drop = func([]byte) bool { return c.Uint64()%4 == 0 }
@@ -67,7 +67,7 @@ func TestLostRepliesApplyOnce(t *testing.T) {
 }
 
 func TestFollowsTheLeader(t *testing.T) {
-	simulate(t, 3, func(c *cluster) {
+	simulate(t, 3, func(c *simulated) {
 		cl := c.dial("a")
 		stop := false
 		c.Go("elections", func() {
@@ -94,7 +94,7 @@ func TestFollowsTheLeader(t *testing.T) {
 }
 
 func TestServerThatIsDownIsPassedOver(t *testing.T) {
-	simulate(t, 3, func(c *cluster) {
+	simulate(t, 3, func(c *simulated) {
 		cl := c.dial("a")
 		c.net.mu.down["meta0"] = true
 		c.g.lead(2)
@@ -106,7 +106,7 @@ func TestServerThatIsDownIsPassedOver(t *testing.T) {
 }
 
 func TestDialTellsWhatIsWrong(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		cl := c.dial("a")
 		cfg := c.config("b")
 		cfg.Cluster = ids.UUID{1}
@@ -123,7 +123,7 @@ func TestDialTellsWhatIsWrong(t *testing.T) {
 }
 
 func TestGarbageEndsTheStreamAlone(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		cl := c.dial("a")
 		for _, garbage := range [][]byte{
 			{},
@@ -151,7 +151,7 @@ func TestGarbageEndsTheStreamAlone(t *testing.T) {
 }
 
 func TestVersionMismatchIsRefused(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		conn, err := c.net.Connect(bg, "meta0")
 		require.NoError(t, err)
 		_, err = stream.Greet(conn, &stream.Hello{MinVersion: 77, MaxVersion: 78, Name: "of the future"})
@@ -162,7 +162,7 @@ func TestVersionMismatchIsRefused(t *testing.T) {
 }
 
 func TestSlowReaderBlocksNobody(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		cl := c.dial("a")
 		_, err := create(cl, "f", false)
 		require.NoError(t, err)
@@ -192,7 +192,7 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 }
 
 func TestClientMayNotGiveTheLeadersCommands(t *testing.T) {
-	simulate(t, 1, func(c *cluster) {
+	simulate(t, 1, func(c *simulated) {
 		a, b := c.dial("a"), c.dial("b")
 		for _, req := range []api.Request{
 			&api.Found{}, &api.Reap{}, &api.UpdateDisks{}, &api.SuspectSessions{Sessions: []ids.Session{b.Session()}},
