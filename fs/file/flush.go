@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -59,7 +60,7 @@ func (n *inode) flushLocked(ctx context.Context) (failed bool, err error) {
 		case err == nil:
 		case n.mu.errSeq != seen || n.flushed(seq, change):
 		case errkind.Of(err) == errkind.Timeout:
-			n.fail(err)
+			n.fail(cmp.Or(n.mu.cause, err))
 		default:
 			return false, err
 		}

@@ -59,6 +59,7 @@ type inode struct {
 		ranges  int           // committed since the last look at the map's shape
 		windows []uint64      // in which they lie
 
+		cause   error // why the last try to store something failed; nil after progress
 		err     error
 		errSeq  uint64 // counts errors of write-behind
 		errSeen bool   // a handle has returned it

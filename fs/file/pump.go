@@ -86,6 +86,7 @@ func (pk *pack) pause(cause error) error {
 	n := pk.n
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.mu.cause = cause
 	now := n.e.cfg.Sched.Now()
 	if pk.failing == 0 {
 		pk.failing = now
@@ -320,6 +321,10 @@ func (pk *pack) answer(i int, ok bool) {
 		return
 	}
 	s.answered, s.ok = true, ok
+	if ok {
+		n.mu.progress++
+		n.mu.cause = nil
+	}
 	for _, b := range pk.bufs {
 		lo, hi := max(b.base, s.lo), min(b.end(), s.hi)
 		if lo >= hi {

@@ -265,13 +265,26 @@ func (n *inode) compact() {
 		e.mu.compacting = false
 		e.mu.Unlock()
 	}()
-	n.mu.Lock()
-	windows := n.mu.windows
-	n.mu.windows, n.mu.ranges = nil, 0
-	n.mu.Unlock()
-	for _, w := range windows {
-		if err := n.compactWindow(w * window); err != nil {
+	for again := true; again; {
+		again = false
+		n.mu.Lock()
+		windows := n.mu.windows
+		n.mu.windows, n.mu.ranges = nil, 0
+		n.mu.Unlock()
+		for _, w := range windows {
+			err := n.compactWindow(w * window)
+			if err == nil {
+				continue
+			}
 			e.cfg.Log.Debug("a window of a file is not compacted this time", "ino", n.ino, "offset", w*window, "err", err)
+			n.mu.Lock()
+			if errkind.Of(err) == errkind.Changed && n.mu.err == nil {
+				// A commit came between. While more come, the next one looks again.
+				n.touchWindows([]api.Op{{Kind: api.OpWrite, Off: w * window}})
+				n.mu.ranges = compactRanges
+				again = again || !n.mu.dirty
+			}
+			n.mu.Unlock()
 		}
 	}
 }
