@@ -48,13 +48,22 @@ type Node struct {
 	// newborn: the member started with an empty disk and may have acknowledged,
 	// in an earlier life, entries that it does not have now. Until it has
 	// everything that a leader says is committed it votes only for a member
-	// that is at the founding as well: else an entry of which the lost disk
-	// held one of the two copies could be voted away.
+	// that no other voter's log is ahead of, as far as it has heard from all of
+	// them: else an entry of which the lost disk held one of the two copies
+	// could be voted away.
 	newborn bool
 	commit  uint64 // highest commit that a leader told
+	heard   map[uint64]position
 
 	out  []*pb.Message
 	work Work
+}
+
+// position is the end of a log.
+type position struct{ term, index uint64 }
+
+func (p position) ahead(o position) bool {
+	return p.term > o.term || p.term == o.term && p.index > o.index
 }
 
 type check struct {
@@ -90,7 +99,7 @@ type Work struct {
 
 // NewNode starts from what the storage holds.
 func NewNode(cfg NodeConfig) (*Node, error) {
-	n := &Node{cfg: cfg, newborn: cfg.Newborn}
+	n := &Node{cfg: cfg, newborn: cfg.Newborn, heard: map[uint64]position{}}
 	raw, err := raft.NewRawNode(&raft.Config{
 		ID:                        cfg.ID,
 		ElectionTick:              cfg.ElectionTicks,
@@ -192,7 +201,7 @@ func (n *Node) admit(m *pb.Message) bool {
 	last, _ := n.cfg.Storage.LastIndex()
 	switch m.GetType() {
 	case pb.MsgVote, pb.MsgPreVote:
-		return m.GetIndex() <= 1
+		return n.mayVote(m.GetFrom(), position{m.GetLogTerm(), m.GetIndex()}, last)
 	case pb.MsgTimeoutNow:
 		return false
 	case pb.MsgApp, pb.MsgSnap:
@@ -200,6 +209,22 @@ func (n *Node) admit(m *pb.Message) bool {
 	case pb.MsgHeartbeat:
 		// The leader still counts on entries of the earlier life.
 		m.Commit = new(min(m.GetCommit(), last))
+	}
+	return true
+}
+
+// mayVote decides for a newborn member. With nothing in either log it is the
+// founding, which needs no more than a majority.
+func (n *Node) mayVote(from uint64, at position, last uint64) bool {
+	n.heard[from] = at
+	if at.index <= 1 && last <= 1 {
+		return true
+	}
+	for _, v := range n.cfg.Voters {
+		other, ok := n.heard[v]
+		if v != n.cfg.ID && (!ok || other.ahead(at)) {
+			return false
+		}
 	}
 	return true
 }
