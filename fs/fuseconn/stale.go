@@ -21,28 +21,33 @@ const (
 	maxStacked = 16
 )
 
-// resolve makes dir absolute and free of symbolic links, also when a dead
-// daemon's mount lies on it.
+// resolve makes dir absolute and free of symbolic links. It does not ask the
+// file system on dir anything when something is mounted there: its daemon may
+// be dead, or never answer.
 func resolve(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return "", fmt.Errorf("mount point %s: %w", dir, err)
 	}
-	real, err := filepath.EvalSymlinks(abs)
-	if err == nil {
-		return real, nil
+	parent, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", errkind.NotFound.Wrap("mount point %s: %v; create the directory first", dir, err)
 	}
-	parent, perr := filepath.EvalSymlinks(filepath.Dir(abs))
-	if perr != nil {
-		return "", errkind.NotFound.Wrap("mount point %s: %v; create the directory first", dir, perr)
+	if err != nil {
+		return "", fmt.Errorf("mount point %s: %w", dir, err)
 	}
-	if errors.Is(err, unix.ENOTCONN) {
-		return filepath.Join(parent, filepath.Base(abs)), nil
+	path := filepath.Join(parent, filepath.Base(abs))
+	if _, mounted, err := topMount(path); err != nil || mounted {
+		return path, err
 	}
+	path, err = filepath.EvalSymlinks(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", errkind.NotFound.Wrap("mount point %s does not exist; create the directory first", dir)
 	}
-	return "", fmt.Errorf("mount point %s: %w", dir, err)
+	if err != nil {
+		return "", fmt.Errorf("mount point %s: %w", dir, err)
+	}
+	return path, nil
 }
 
 // clearStale takes away mounts of dead daemons from dir. A mount whose daemon
@@ -57,7 +62,8 @@ func clearStale(ctx context.Context, dir string, o *Options) error {
 			return nil
 		}
 		answered, perr := probe(ctx, dir, o.Probe)
-		dead := answered && errors.Is(perr, unix.ENOTCONN)
+		// ECONNABORTED: it died while it was asked.
+		dead := answered && (errors.Is(perr, unix.ENOTCONN) || errors.Is(perr, unix.ECONNABORTED))
 		conn, err := m.conn()
 		if err != nil {
 			return err
