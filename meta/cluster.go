@@ -23,7 +23,7 @@ func (s *state) found(r *api.Found) (codec.Message, error) {
 		return nil, errkind.Invalid.Wrap("found cluster %s: %v", r.Cluster, err)
 	}
 	s.id = identity{
-		Cluster: r.Cluster, Incarnation: 1, Epoch: 1, Feature: FeatureLevel, Layout: r.Layout, MapVersion: 1,
+		Cluster: r.Cluster, Incarnation: 1, Epoch: 1, Feature: 1, Layout: r.Layout, MapVersion: 1,
 	}
 	last := number(ids.RootIno.Counter())
 	s.put(slotKey(ids.RootIno.Slot()), &last)

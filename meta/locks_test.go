@@ -182,6 +182,9 @@ func TestWaitingLockIsProposedAgain(t *testing.T) {
 	a, b := r.open(20), r.open(21)
 	l := api.Lock{Ino: f, Space: api.LockFlock, Type: api.WriteLock, Wait: true}
 	r.as(a, &l)
+	who, err := ReadBlockers(r.kv, b, &l)
+	require.NoError(t, err)
+	require.Equal(t, []LockHolder{{Session: a, Space: api.LockFlock}}, who)
 	cmd := r.encode(b, &l)
 	reply, _, err := api.DecodeReply(api.KindLock, r.applyRaw(cmd))
 	require.NoError(t, err)

@@ -136,6 +136,38 @@ func ReadOrphans(r kv.Reader, after ids.Ino, limit int) ([]ids.Ino, error) {
 	return list, err
 }
 
+// LockHolder is the owner of a granted lock.
+type LockHolder struct {
+	Session ids.Session
+	Space   api.LockSpace
+	Owner   uint64
+}
+
+// ReadBlockers lists the owners whose granted locks keep a session from a lock,
+// each once: what a search for deadlocks goes along.
+func ReadBlockers(r kv.Reader, session ids.Session, l *api.Lock) ([]LockHolder, error) {
+	var list []LockHolder
+	err := read("locks", r, func(v *view) {
+		want, err := wantedLock(l, session)
+		if err != nil || want.Type == api.Unlock {
+			return
+		}
+		var held locks
+		v.load(inoKey(spaceLock, l.Ino), &held)
+		for i := range held.List {
+			h := &held.List[i]
+			who := LockHolder{h.Session, h.Space, h.Owner}
+			if !h.conflicts(want) || slices.Contains(list, who) {
+				continue
+			}
+			if _, live := v.liveSession(h.Session); live {
+				list = append(list, who)
+			}
+		}
+	})
+	return list, err
+}
+
 // DeadChunk is a chunk that is to be deleted.
 type DeadChunk struct {
 	Key   ids.ChunkKey

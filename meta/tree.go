@@ -149,7 +149,11 @@ func (s *state) charge(dir ids.Ino, d sum) {
 	if d == (sum{}) {
 		return
 	}
-	for !s.failed() {
+	for steps := 0; !s.failed(); steps++ {
+		if steps > api.MaxRecords {
+			s.fail(errkind.Corrupt.Wrap("directory %d is its own ancestor", dir))
+			return
+		}
 		var c sum
 		key := inoKey(spaceSum, dir)
 		s.load(key, &c)
@@ -180,7 +184,11 @@ func (v *view) parentOf(dir ids.Ino) ids.Ino {
 // path calls fn for dir and each directory above it up to the root, until fn
 // returns false.
 func (v *view) path(dir *inode, fn func(*inode) bool) {
-	for !v.failed() && fn(dir) && dir.Ino != ids.RootIno {
+	for steps := 0; !v.failed() && fn(dir) && dir.Ino != ids.RootIno; steps++ {
+		if steps > api.MaxRecords {
+			v.fail(errkind.Corrupt.Wrap("directory %d is its own ancestor", dir.Ino))
+			return
+		}
 		up, ok := v.inode(dir.Parent)
 		if !ok {
 			return

@@ -66,7 +66,10 @@ func (o *Op) Code(c *codec.Coder) {
 
 // Commit makes sealed, durable blocks part of a file: an ordered list of
 // operations on one inode (data-path rule 13). Every block in Blocks is new
-// and referred to by Ops, and is in no other commit.
+// and referred to by Ops, and is in no other commit; its id is made of the
+// inode's slot, the cluster's incarnation, the session, and a counter not below
+// the session's floor. Ops may also refer to blocks that are already part of
+// some file (a copy by reference): Changed when such a block is gone meanwhile.
 type Commit struct {
 	Ino    ids.Ino
 	Ops    []Op

@@ -94,7 +94,9 @@ func sessions(c *codec.Coder, v *[]ids.Session) {
 
 // Renew extends the session's term and says what it may still commit.
 type Renew struct {
-	// Floor is the lowest block counter that the session may still commit.
+	// Floor is the lowest block counter that the session may still commit, or
+	// of which a late chunk is still to be placed: chunks of lower blocks that
+	// no record lists are deleted.
 	Floor uint64
 	// Opens, sent after a change of leader, lists every inode that the session
 	// has open.
