@@ -73,20 +73,11 @@ func (s *Store) deleteOne(key ids.ChunkKey) (sealed bool, err error) {
 	return e.state == chunk.StateSealed, nil
 }
 
-// freeFront overwrites the front page of a chunk.
+// freeFront overwrites the front page of a chunk with zeros.
 func (s *Store) freeFront(seg *segment, e entry) error {
 	buf, put := frontBuffer(0)
 	defer put()
-	at := seg.place(e.page)
-	n := uint32(e.pages)
-	// The mark keeps what the chunk had reserved, for the walk after a crash.
-	if _, err := seg.file.ReadAt(buf, int64(e.page)*pageSize); err == nil {
-		kind, f, pages := decodeFront(buf, at)
-		if (kind == frontOpen || kind == frontSeal) && f.header.Key == e.key() {
-			n = pages
-		}
-	}
-	encodeFreed(buf, at, n)
+	clear(buf)
 	if _, err := seg.file.WriteAt(buf, int64(e.page)*pageSize); err != nil {
 		return s.failed("delete chunk "+e.key().String(), err)
 	}

@@ -25,7 +25,6 @@ const (
 
 var (
 	magicChunk   = [8]byte{'c', 'k', 'p', 't', 'c', 'h', 'n', 'k'}
-	magicFreed   = [8]byte{'c', 'k', 'p', 't', 'f', 'r', 'e', 'e'}
 	magicSegment = [8]byte{'c', 'k', 'p', 't', 's', 'e', 'g', 'm'}
 	magicSeal    = uint32(0x6c616573) // "seal"
 )
@@ -41,10 +40,10 @@ type place struct {
 type frontKind uint8
 
 const (
-	frontNone  frontKind = iota // nothing that belongs here
-	frontOpen                   // a chunk without a valid seal record
-	frontSeal                   // a sealed chunk
-	frontFreed                  // a deleted chunk
+	frontNone frontKind = iota // nothing that belongs here
+	frontOpen                  // a chunk without a valid seal record
+	frontSeal                  // a sealed chunk
+	frontZero                  // a deleted chunk, or nothing yet
 )
 
 // front is a decoded front page.
@@ -156,18 +155,6 @@ func tableDigest(sums []uint64) uint64 {
 	return xxh3.Hash(p)
 }
 
-// encodeFreed writes the mark of a deleted chunk: zeros but for a first
-// sector that says how many pages the chunk had reserved, so that a restart
-// can walk past it.
-func encodeFreed(page []byte, at place, pages uint32) {
-	clear(page[:pageSize])
-	copy(page, magicFreed[:])
-	copy(page[8:], at.seg[:])
-	binary.LittleEndian.PutUint64(page[24:], at.off)
-	binary.LittleEndian.PutUint32(page[32:], pages)
-	putSum(page[:headerSize])
-}
-
 // putSum fills the last eight bytes of p with the checksum of those before.
 func putSum(p []byte) {
 	n := len(p) - 8
@@ -179,31 +166,32 @@ func sumOK(p []byte) bool {
 	return binary.LittleEndian.Uint64(p[n:]) == xxh3.Hash(p[:n])
 }
 
-// decodeFront says what a page is at the place where it was read. For
-// frontFreed, pages is what the deleted chunk had reserved.
-func decodeFront(page []byte, at place) (kind frontKind, f front, pages uint32) {
-	if len(page) < pageSize || !sumOK(page[:headerSize]) {
-		return frontNone, front{}, 0
-	}
-	switch {
-	case bytes.Equal(page[:8], magicFreed[:]):
-		pages = binary.LittleEndian.Uint32(page[32:])
-		ok := bytes.Equal(page[8:24], at.seg[:]) && binary.LittleEndian.Uint64(page[24:]) == at.off
-		if !ok || pages == 0 || pages > reservedPages(ids.MaxChunk) {
-			return frontNone, front{}, 0
+// decodeFront says what a page is at the place where it was read.
+func decodeFront(page []byte, at place) (frontKind, front) {
+	var f front
+	if len(page) < pageSize || !bytes.Equal(page[:8], magicChunk[:]) || !sumOK(page[:headerSize]) {
+		if len(page) >= headerSize && allZero(page[:headerSize]) {
+			return frontZero, f
 		}
-		return frontFreed, front{}, pages
-	case !bytes.Equal(page[:8], magicChunk[:]):
-		return frontNone, front{}, 0
+		return frontNone, f
 	}
 	rec := headerRecord{h: &f.header}
 	if _, err := codec.DecodePrefix(page[8:headerSize-8], &rec); err != nil || rec.place != at || validHeader(&f.header) != nil {
-		return frontNone, front{}, 0
+		return frontNone, front{}
 	}
 	if decodeSeal(page, &f) {
-		return frontSeal, f, reservedPages(f.header.Reserve)
+		return frontSeal, f
 	}
-	return frontOpen, f, reservedPages(f.header.Reserve)
+	return frontOpen, f
+}
+
+func allZero(p []byte) bool {
+	for _, b := range p {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func decodeSeal(page []byte, f *front) bool {

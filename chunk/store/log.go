@@ -31,6 +31,7 @@ const (
 	batchTarget = 2 << 20 // payload bytes at which a checkpoint starts another batch
 	maxBatch    = 4 << 20 // payload bytes that a reader accepts
 	logAhead    = 4 << 20 // bytes allocated at a time
+	windowSize  = 1 << 20 // bytes read at a time
 	logSpare    = 1 << 20 // bytes kept allocated behind the end, for a full disk
 )
 
@@ -335,7 +336,7 @@ func (l *ckptLog) replay(disk ids.UUID, apply func(*batch)) error {
 	var waiting []*batch // of a checkpoint whose last batch has not been read
 	last := batchHead{}
 	for off := l.end; off < size; {
-		p, err := w.at(off, batchHeader+maxBatch)
+		p, err := w.batch(off)
 		if err != nil {
 			return err
 		}
@@ -371,7 +372,7 @@ func (l *ckptLog) checkEnd(w *window, off int64, seq uint64) error {
 		if len(p) < batchHeader || binary.LittleEndian.Uint32(p) != magicBatch {
 			continue
 		}
-		if p, err = w.at(off, batchHeader+maxBatch); err != nil {
+		if p, err = w.batch(off); err != nil {
 			return err
 		}
 		if h, ok := decodeBatch(p, new(batch)); ok && h.seq > seq {
@@ -389,12 +390,21 @@ type window struct {
 	off  int64
 }
 
+// batch returns the bytes at off that a batch there would take.
+func (w *window) batch(off int64) ([]byte, error) {
+	p, err := w.at(off, batchHeader)
+	if err != nil || len(p) < batchHeader {
+		return p, err
+	}
+	return w.at(off, batchHeader+int(min(binary.LittleEndian.Uint32(p[4:]), maxBatch)))
+}
+
 // at returns up to n bytes at off, fewer only at the end of the file. They are
 // valid until the next call.
 func (w *window) at(off int64, n int) ([]byte, error) {
 	n = int(min(int64(n), w.size-off))
 	if off < w.off || off+int64(n) > w.off+int64(len(w.buf)) {
-		want := min(w.size-off, max(int64(n), maxBatch+1<<20))
+		want := min(w.size-off, max(int64(n), windowSize))
 		if int64(cap(w.buf)) < want {
 			w.buf = make([]byte, want)
 		}

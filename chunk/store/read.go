@@ -109,8 +109,8 @@ func (s *Store) loadFront(seg *segment, e entry) (*front, error) {
 	if _, err := seg.file.ReadAt(buf, int64(e.page)*pageSize); err != nil {
 		return nil, errkind.Corrupt.Wrap("read front page of chunk %s on disk %s: %v", key, s.id.Disk, err)
 	}
-	kind, f, _ := decodeFront(buf, seg.place(e.page))
-	if kind == frontFreed {
+	kind, f := decodeFront(buf, seg.place(e.page))
+	if kind == frontZero {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if now, ok := s.mu.idx.get(key); ok && now == e {

@@ -211,7 +211,7 @@ func (r *recovery) occupied() map[uint32][]span {
 func (r *recovery) readFronts() error {
 	if r.rebuild {
 		for _, num := range r.segNums() {
-			if err := r.walk(r.st.segs[num], span{1, r.st.segs[num].pages}, true); err != nil {
+			if err := r.walk(r.st.segs[num], span{1, r.st.segs[num].pages}); err != nil {
 				return err
 			}
 		}
@@ -228,8 +228,7 @@ func (r *recovery) readFronts() error {
 		if a.hi > seg.pages {
 			return errkind.Corrupt.Wrap("checkpoint names page %d of %s, which has %d", a.hi, segName(a.seg), seg.pages)
 		}
-		_, known := r.segs[a.seg]
-		if err := r.walk(seg, a.span, !known); err != nil {
+		if err := r.walk(seg, a.span); err != nil {
 			return err
 		}
 	}
@@ -261,7 +260,7 @@ func (r *recovery) readOpen() error {
 		if _, err := seg.file.ReadAt(page, int64(e.page)*pageSize); err != nil {
 			return wrapIO("read front page of chunk "+e.key().String(), err)
 		}
-		kind, f, _ := decodeFront(page, seg.place(e.page))
+		kind, f := decodeFront(page, seg.place(e.page))
 		r.st.idx.drop(e.key())
 		r.st.changed = append(r.st.changed, e.key())
 		if kind == frontOpen || kind == frontSeal {
@@ -273,48 +272,34 @@ func (r *recovery) readOpen() error {
 	return nil
 }
 
-// walk reads the front pages in a range from its start. With every, it looks
-// at each page that no chunk covers; otherwise chunks and deleted ones follow
-// each other without a gap, and the first page that is neither ends the walk.
-func (r *recovery) walk(seg *segment, in span, every bool) error {
+// walk looks at each page of a range that no chunk covers. It cannot stop at
+// the first page without a chunk: after a power failure a front page may be
+// there whose predecessors are lost, and it must not be left in free space.
+func (r *recovery) walk(seg *segment, in span) error {
 	seg.dirty = true
 	pr := pageReader{seg: seg}
-	scan := every
 	for page := in.lo; page < in.hi; {
 		p, err := pr.read(page, in.hi)
 		if err != nil {
 			return wrapIO("read "+segName(seg.num), err)
 		}
-		kind, f, pages := decodeFront(p, seg.place(page))
-		if page+pages > in.hi {
-			if kind == frontFreed && !scan {
-				return nil // left from before: the range was divided in other ways then
-			}
-			kind = frontNone
+		kind, f := decodeFront(p, seg.place(page))
+		pages := uint32(1)
+		switch kind {
+		case frontOpen:
+			pages = reservedPages(f.header.Reserve)
+		case frontSeal:
+			pages = reservedPages(f.length)
 		}
-		switch {
-		case kind == frontOpen || kind == frontSeal:
+		if page+pages > in.hi {
+			kind, pages = frontNone, 1
+		}
+		if kind == frontOpen || kind == frontSeal {
 			if err := r.found(seg, page, kind, f); err != nil {
 				return err
 			}
-			if every && kind == frontSeal {
-				pages = reservedPages(f.length)
-			}
-			page += pages
-			scan = every
-		case kind == frontFreed && !every:
-			page += pages
-			scan = false
-		case scan:
-			page++
-		case resembles(p, seg.place(page)):
-			r.log.Error("a front page is damaged; looking for chunks behind it", "disk", r.id.Disk.String(),
-				"segment", segName(seg.num), "offset", int64(page)*pageSize)
-			scan = true
-			page++
-		default:
-			return nil
 		}
+		page += pages
 	}
 	return nil
 }

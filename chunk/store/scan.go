@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"errors"
 	"io"
 
@@ -40,12 +39,6 @@ func (r *pageReader) read(page, hi uint32) ([]byte, error) {
 	}
 	at := (page - r.lo) * pageSize
 	return r.buf[at : at+pageSize], nil
-}
-
-// resembles reports whether a page that is no valid front page once was one.
-func resembles(page []byte, at place) bool {
-	return bytes.Equal(page[:8], magicChunk[:]) || bytes.Equal(page[:8], magicFreed[:]) ||
-		bytes.Equal(page[8:24], at.seg[:]) || bytes.Equal(page[9:25], at.seg[:])
 }
 
 // intact compares a sealed chunk's data with its checksums.

@@ -54,9 +54,9 @@ func segName(num uint32) string { return fmt.Sprintf("%s/%08x.seg", segDir, num)
 
 func (g *segment) place(page uint32) place { return place{g.uuid, uint64(page) * pageSize} }
 
-// run is a segment's free ranges while chunks are being made in them. Each
-// range is used up from its start, so that a restart finds the new front pages
-// by walking. Guarded by Store.mu, and used up only under the alloc gate.
+// run is a segment's free ranges while chunks are being made in them: where a
+// restart looks for new front pages. Each range is used up from its start.
+// Guarded by Store.mu, and used up only under the alloc gate.
 type run struct {
 	seg  *segment
 	left []span

@@ -7,9 +7,8 @@
 //
 // Locks, outermost first: del (one Delete at a time), openChunk.gate (one
 // chunk's writes), ckpt (checkpoints, activation of segments), alloc (handing
-// out ranges and writing their headers, so that the front pages of a run are in
-// the page cache in order), Store.mu. All but mu may be held across disk
-// operations; mu never is.
+// out ranges and writing their headers, so that a checkpoint falls between two
+// of them), Store.mu. All but mu may be held across disk operations; mu never is.
 package store
 
 import (
@@ -35,7 +34,8 @@ type Config struct {
 	Sched sched.Sched
 	Log   *slog.Logger
 	// SegmentSize of new segment files, bytes. Default: a 1,024th of the disk in
-	// whole chunks of 16 MiB, at least 4 of them and at most 64.
+	// whole chunks of 16 MiB, at least 4 and at most 16 of them; up to 64 where
+	// that makes fewer than 16,384 segments.
 	SegmentSize int64
 	// PoolBytes is how much written but free space is kept for reuse before it
 	// is punched. Default: a hundredth of the disk, at most 4 GiB.
@@ -54,7 +54,8 @@ type Config struct {
 func (c *Config) setDefaults(capacity int64) {
 	const chunkSize = ids.MaxChunk + pageSize
 	if c.SegmentSize == 0 {
-		c.SegmentSize = pageSize + chunkSize*min(max(capacity/1024/chunkSize, 4), 64)
+		n := min(max(capacity/1024/chunkSize, 4), 16)
+		c.SegmentSize = pageSize + chunkSize*min(max(n, capacity/16384/chunkSize), 64)
 	}
 	c.SegmentSize &^= pageSize - 1
 	if c.PoolBytes == 0 {
@@ -238,6 +239,7 @@ func (s *Store) Close() error {
 	}
 	var err error
 	if failed == nil {
+		s.retireAll()
 		err = s.checkpoint(false)
 	}
 	s.mu.Lock()
@@ -248,6 +250,20 @@ func (s *Store) Close() error {
 		return fmt.Errorf("close disk %s: %w", s.id.Disk, err)
 	}
 	return nil
+}
+
+// retireAll leaves a restart nothing to look for.
+func (s *Store) retireAll() {
+	s.alloc.lock()
+	defer s.alloc.unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for cl := range s.mu.active {
+		s.mu.retire(s.mu.active[cl])
+		s.mu.active[cl] = nil
+	}
+	s.mu.retire(s.mu.standby)
+	s.mu.standby = nil
 }
 
 func (s *Store) closeFiles() {

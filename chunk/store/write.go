@@ -138,8 +138,8 @@ func (s *Store) placeChunk(oc *openChunk, data []byte, sums []uint64) error {
 }
 
 // tryPlace allocates, writes and enters the chunk into the index, all under
-// the alloc gate: so a checkpoint sees it in the index or not at all, and the
-// front pages of a run reach the page cache in order.
+// the alloc gate: so a checkpoint finds it either in the index or in the part
+// of the run that a restart reads.
 func (s *Store) tryPlace(oc *openChunk, data []byte, sums []uint64, alloc func() (*segment, uint32, bool)) (done bool, err error) {
 	s.alloc.lock()
 	defer s.alloc.unlock()
