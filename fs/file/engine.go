@@ -280,6 +280,9 @@ func (e *Engine) Overlay(a *api.Attr) {
 	defer n.mu.Unlock()
 	if n.mu.attr.Ino != 0 {
 		n.install(a, false, 0)
+		if a.Change < n.mu.attr.Change {
+			*a = n.mu.attr // a commit overtook the question
+		}
 	}
 	n.overlayAttr(a)
 }
@@ -301,15 +304,15 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.mu.closed = true
 	e.mu.ticker.Stop()
-	e.mu.Unlock()
-	e.sendReleases()
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	deadline := e.deadline()
 	for e.mu.tasks > 0 {
 		if err := waitOn(ctx, e.cfg.Sched, e.cond, deadline); err != nil {
-			return errors.Join(first, errkind.Of(err).Wrap("end %d tasks of the file engine", e.mu.tasks))
+			err = errkind.Of(err).Wrap("end %d tasks of the file engine", e.mu.tasks)
+			e.mu.Unlock()
+			return errors.Join(first, err)
 		}
 	}
+	e.mu.Unlock()
+	e.sendReleases()
 	return first
 }

@@ -11,7 +11,7 @@ import (
 
 // OpenFlags say what a handle is for.
 type OpenFlags struct {
-	Write bool
+	Write bool // bytes may be written through it
 }
 
 // WriteFlags qualify one write.
@@ -55,9 +55,10 @@ const (
 
 // Handle is one open file. Safe for concurrent use.
 type Handle struct {
-	n    *inode
-	keep bool
-	mu   struct {
+	n     *inode
+	keep  bool
+	write bool
+	mu    struct {
 		sync.Mutex
 		seen     uint64 // the last error of write-behind that it returned
 		released bool
@@ -126,8 +127,19 @@ func (h *Handle) WriteAt(ctx context.Context, p []byte, off int64, fl WriteFlags
 
 // Flush is close(2): it returns when everything written to the inode so far,
 // through any handle, is durable and committed, or with the kept error.
-// When ctx ends first, it returns Interrupted and the flush goes on.
+// When ctx ends first, it returns Interrupted and the flush goes on. A handle
+// that cannot write waits for nothing.
 func (h *Handle) Flush(ctx context.Context) error {
+	if h.write {
+		return h.Sync(ctx)
+	}
+	h.n.mu.Lock()
+	defer h.n.mu.Unlock()
+	return h.kept()
+}
+
+// Sync is fsync(2): what Flush does for a handle that can write.
+func (h *Handle) Sync(ctx context.Context) error {
 	h.n.mu.Lock()
 	defer h.n.mu.Unlock()
 	failed, err := h.n.flushLocked(ctx)
@@ -139,9 +151,6 @@ func (h *Handle) Flush(ctx context.Context) error {
 	}
 	return err
 }
-
-// Sync is fsync(2); it does what Flush does.
-func (h *Handle) Sync(ctx context.Context) error { return h.Flush(ctx) }
 
 // Release gives the handle up and does not wait. Bytes written since the last
 // flush are committed in the background (rule 31).

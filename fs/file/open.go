@@ -25,7 +25,7 @@ func (e *Engine) Open(ctx context.Context, ino ids.Ino, fl OpenFlags) (*Handle, 
 		e.unhold(n)
 		return nil, fmt.Errorf("open inode %s: %w", ino, err)
 	}
-	h := &Handle{n: n}
+	h := &Handle{n: n, write: fl.Write}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e.recall(n, &reply.Attr)
@@ -42,12 +42,12 @@ func (e *Engine) Open(ctx context.Context, ino ids.Ino, fl OpenFlags) (*Handle, 
 
 // OpenCreated makes a handle of an inode that a Create with Open has just
 // made. For an entry that existed call Open.
-func (e *Engine) OpenCreated(attr api.Attr, _ OpenFlags) *Handle {
+func (e *Engine) OpenCreated(attr api.Attr, fl OpenFlags) *Handle {
 	n := e.get(attr.Ino)
 	e.mu.Lock()
 	n.registered = true
 	e.mu.Unlock()
-	h := &Handle{n: n}
+	h := &Handle{n: n, write: fl.Write}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.install(&attr, false, 0)

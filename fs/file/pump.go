@@ -284,7 +284,7 @@ func (pk *pack) append(w chunk.BlockWriter, lo, hi uint32) error {
 	i := len(pk.stripes)
 	pk.stripes = append(pk.stripes, stripe{lo: lo, hi: hi})
 	b := pk.bufferAt(lo)
-	data := gathered
+	var data []byte
 	if whole {
 		data = b.mem[lo-b.base : hi-b.base]
 	} else {

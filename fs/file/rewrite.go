@@ -265,7 +265,7 @@ func (n *inode) compact() {
 		e.mu.compacting = false
 		e.mu.Unlock()
 	}()
-	for again := true; again; {
+	for tries, again := 0, true; again && tries < 3; tries++ {
 		again = false
 		n.mu.Lock()
 		windows := n.mu.windows

@@ -55,6 +55,9 @@ func (n *inode) write(ctx context.Context, h *Handle, p []byte, off uint64, fl W
 		if off > api.MaxFileSize || uint64(len(p)) > api.MaxFileSize-off {
 			return errkind.TooBig.Wrap("write %d bytes at %d of inode %s", len(p), off, n.ino)
 		}
+		if n.mu.attr.Layout.Validate() != nil {
+			return errkind.Invalid.Wrap("write to inode %s, which has the layout %s", n.ino, n.mu.attr.Layout)
+		}
 		waited, err := n.admit(ctx, deadline, off, off+uint64(len(p)), fl.Append)
 		if err != nil {
 			return cmp.Or(h.kept(), err)
