@@ -20,6 +20,7 @@ import (
 	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/internal/vfs"
 	"github.com/ckptfs/ckptfs/meta"
+	"github.com/ckptfs/ckptfs/meta/kv"
 	"github.com/ckptfs/ckptfs/meta/kv/bolt"
 	"github.com/ckptfs/ckptfs/meta/replica"
 	"github.com/ckptfs/ckptfs/meta/server"
@@ -117,9 +118,7 @@ func (n *Node) start(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	n.grpc = grpc.NewServer(stream.ServerOptions()...)
-	if n.peers, err = newPeers(&cfg, n.grpc); err != nil {
-		return err
-	}
+	n.peers = newPeers(&cfg, n.grpc, n.cluster)
 	lead := new(leadership)
 	n.replica, err = replica.Open(replica.Config{
 		ID: cfg.ID, Peers: cfg.Peers, FS: n.disk, Store: n.store, Machine: meta.New(), Sched: n.sched,
@@ -128,12 +127,12 @@ func (n *Node) start(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	n.peers.attach(n.replica)
 	n.server = server.New(server.Config{
 		Replica: n.replica, Sched: n.sched, Log: cfg.Log, Layout: cfg.Layout,
 	})
 	lead.forward(n.server.OnLeader)
 	stream.Register(n.grpc, n.server.Serve)
+	n.peers.serve(n.replica)
 	n.serving.Go(func() {
 		if err := n.grpc.Serve(n.lis); err != nil {
 			n.log.Error("metadata endpoint ended", "err", err)
@@ -148,11 +147,30 @@ func (n *Node) Addr() string { return n.lis.Addr().String() }
 // Status is the replica's.
 func (n *Node) Status() replica.Status { return n.replica.Status() }
 
+// cluster is the id of the cluster, zero before it is founded.
+func (n *Node) cluster() ids.UUID {
+	var info meta.Info
+	err := n.replica.View(func(r kv.Reader) (err error) {
+		info, err = meta.ReadInfo(r)
+		return err
+	})
+	if err != nil {
+		n.log.Warn("the cluster's id cannot be read", "err", err)
+	}
+	return info.Cluster
+}
+
 // Close flushes the state and stops. What was acknowledged is durable without it.
 func (n *Node) Close(ctx context.Context) error {
 	var errs []error
 	if n.server != nil {
 		n.server.Close()
+	}
+	if n.replica != nil {
+		errs = append(errs, n.replica.Close(ctx))
+	}
+	if n.peers != nil {
+		n.peers.close()
 	}
 	if n.grpc != nil {
 		n.grpc.Stop()
@@ -160,12 +178,6 @@ func (n *Node) Close(ctx context.Context) error {
 	n.serving.Wait()
 	if n.lis != nil {
 		_ = n.lis.Close() // closed already when it was served
-	}
-	if n.peers != nil {
-		n.peers.close()
-	}
-	if n.replica != nil {
-		errs = append(errs, n.replica.Close(ctx))
 	}
 	if n.store != nil {
 		errs = append(errs, n.store.Close())
