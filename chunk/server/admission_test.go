@@ -352,3 +352,43 @@ func TestBusyIsBounded(t *testing.T) {
 		require.Equal(t, 10, busy)
 	})
 }
+
+// TestReadsWaitForBuffers: with all read buffers held by a client that does not
+// read, others wait, and go on when it lets go.
+func TestReadsWaitForBuffers(t *testing.T) {
+	g := newRig(t, 1, 1, server.Limits{ReadBuffers: 2 * mib, Workers: 2})
+	g.run(func() {
+		c := g.srv.NewConn("client", false)
+		g.sealed(c, 1, ckey(1), pattern(mib, 1))
+		var held []*server.Reply
+		read := func(c *server.Conn, id uint64) {
+			in, err := c.Accept(id, readReq(1, ckey(1), 0, mib), 0)
+			require.NoError(t, err)
+			c.Submit(in, func(r *server.Reply) { held = append(held, r) })
+		}
+		slow := g.srv.NewConn("slow", false)
+		for id := range uint64(4) {
+			read(slow, 1000+id)
+		}
+		g.w.Sleep(time.Second)
+		require.Len(t, held, 1, "one connection gets half of the buffers")
+		require.NoError(t, g.call(c, readReq(1, ckey(1), 0, mib)).Err())
+		read(g.srv.NewConn("other", false), 1)
+		g.w.Sleep(time.Second)
+		require.Len(t, held, 2)
+		waiting := g.send(c, readReq(1, ckey(1), 0, mib))
+		g.w.Sleep(time.Second)
+		require.Nil(t, waiting.resp)
+		for i := 0; i < len(held); i++ {
+			require.NoError(t, held[i].Err())
+			require.Equal(t, pattern(mib, 1), held[i].Payload)
+			held[i].Release()
+			g.w.Sleep(time.Second)
+		}
+		require.Len(t, held, 5)
+		require.NoError(t, g.wait(waiting).Err())
+		require.NoError(t, g.srv.Close(time.Minute))
+	})
+	require.LessOrEqual(t, g.srv.Stats().ReadPeak, int64(2*mib))
+	require.Zero(t, g.srv.Stats().ReadBytes)
+}

@@ -56,7 +56,8 @@ type Limits struct {
 
 	OpenWait   time.Duration // how long an open waits for buffers before it is told Busy
 	LapseAfter time.Duration // an idle open chunk loses its credit
-	AbortAfter time.Duration // and is deleted
+	DropAfter  time.Duration // and is deleted if it holds no bytes
+	AbortAfter time.Duration // and is deleted whatever it holds
 }
 
 func (l *Limits) setDefaults() {
@@ -89,6 +90,7 @@ func (l *Limits) setDefaults() {
 	def(&l.ConnPending, 1024)
 	// A client counts a server that is silent for 50 ms as out.
 	wait(&l.OpenWait, 25*time.Millisecond)
-	wait(&l.LapseAfter, 30*time.Second)
+	wait(&l.LapseAfter, 10*time.Second)
+	wait(&l.DropAfter, 30*time.Second)
 	wait(&l.AbortAfter, 5*time.Minute)
 }

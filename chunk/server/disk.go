@@ -30,6 +30,7 @@ type disk struct {
 	turn    uint
 	waited  time.Duration // by the request that left the queue last
 	syncs   []pendingSync
+	parked  int // reads that wait for a buffer
 }
 
 // pendingSync is an answer that waits for its bytes to be durable.
@@ -65,7 +66,7 @@ func (d *disk) delay(now time.Duration) time.Duration {
 // submit queues a request, or refuses it.
 func (s *Server) submit(it *item) {
 	s.mu.Lock()
-	err := error(nil)
+	var err error
 	if it.cancelled {
 		err = errCancelled
 	} else {
@@ -183,7 +184,7 @@ func (s *Server) worker(d *disk) {
 
 // idle reports that a closing server has nothing left for the disk.
 func (s *Server) idle(d *disk) bool {
-	if d.running > 0 || len(d.syncs) > 0 {
+	if d.running > 0 || d.parked > 0 || len(d.syncs) > 0 {
 		return false
 	}
 	for _, q := range d.queues {

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -167,7 +168,6 @@ func (s *Server) read(d *disk, it *item, m *wire.Read) (*Reply, error) {
 	}
 	r, err := s.readPinned(it, m, rd)
 	if err != nil {
-		rd.Close()
 		return nil, fmt.Errorf("read chunk %s on disk %d, %d bytes at %d: %w", m.Key, m.Disk, m.Len, m.Off, err)
 	}
 	return r, nil
@@ -178,9 +178,11 @@ func (s *Server) readPinned(it *item, m *wire.Read, rd chunk.Reader) (*Reply, er
 	granule, end := uint64(1)<<granuleLog, uint64(m.Off)+uint64(m.Len)
 	length := uint64(rd.Length())
 	if end > length {
+		rd.Close()
 		return nil, errkind.Range.Wrap("the chunk has %d bytes", length)
 	}
 	if m.Len == 0 || m.Len > wire.MaxPayload || uint64(m.Off)%granule != 0 || end%granule != 0 && end != length {
+		rd.Close()
 		return nil, errkind.Invalid.Wrap("the range does not fit granules of %d bytes", granule)
 	}
 	data := &wire.Data{Length: rd.Length(), Granule: granuleLog, Digest: rd.Digest()}
@@ -194,11 +196,13 @@ func (s *Server) readPinned(it *item, m *wire.Read, rd chunk.Reader) (*Reply, er
 			return r, nil
 		}
 	}
-	buf, free, err := s.readBuffer(it.conn, int64(m.Len))
-	if err != nil {
+	buf, free, err := s.readBuffer(it, int64(m.Len))
+	if err != nil || buf == nil {
+		rd.Close()
 		return nil, err
 	}
 	if n, err := rd.ReadAt(buf, int64(m.Off)); n < len(buf) {
+		rd.Close()
 		free()
 		return nil, err
 	}
@@ -207,13 +211,17 @@ func (s *Server) readPinned(it *item, m *wire.Read, rd chunk.Reader) (*Reply, er
 	return r, nil
 }
 
-// readBuffer takes a buffer for a reply. A connection whose client does not
-// read gets at most a quarter of them.
-func (s *Server) readBuffer(c *Conn, n int64) ([]byte, func(), error) {
+// readBuffer takes a buffer for a reply. When there is none the request is
+// parked until one is given back, and the buffer is nil. A connection whose
+// client does not read gets at most half of them.
+func (s *Server) readBuffer(it *item, n int64) ([]byte, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.reads > 0 && c.reads+n > s.mu.reads.limit/4 || !s.mu.reads.take(n) {
-		return nil, nil, s.busy(5*time.Millisecond, "no buffers for reads")
+	c := it.conn
+	if c.reads > 0 && c.reads+n > s.mu.reads.limit/2 || !s.mu.reads.take(n) {
+		s.mu.parked = append(s.mu.parked, it)
+		it.disk.parked++
+		return nil, nil, nil
 	}
 	buf, err := s.pool.get(int(n))
 	if err != nil {
@@ -226,6 +234,19 @@ func (s *Server) readBuffer(c *Conn, n int64) ([]byte, func(), error) {
 		s.mu.Lock()
 		c.reads -= n
 		s.mu.reads.give(n)
+		s.unpark()
 		s.mu.Unlock()
 	}, nil
+}
+
+// unpark lets the reads that found no buffer try again, before all others.
+func (s *Server) unpark() {
+	for _, it := range slices.Backward(s.mu.parked) {
+		q := &it.disk.queues[it.req.Class]
+		*q = slices.Insert(*q, 0, it)
+		it.state = itemQueued
+		it.disk.parked--
+		it.disk.work.Signal()
+	}
+	s.mu.parked = nil
 }

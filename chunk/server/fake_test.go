@@ -208,6 +208,9 @@ type fakeReader struct {
 }
 
 func (r *fakeReader) ReadAt(p []byte, off int64) (int, error) {
+	if r.f.file != nil {
+		return r.f.file.ReadAt(p, r.c.fileOff+off)
+	}
 	n := copy(p, r.c.data[min(off, int64(r.c.length)):r.c.length])
 	if n < len(p) {
 		return n, io.EOF

@@ -123,6 +123,12 @@ var noise = func() []byte {
 // pattern returns n bytes, others for each seed below 4,096; do not change them.
 func pattern(n, seed int) []byte { return noise[seed*64:][:n:n] }
 
+// retryAfter is how long a busy server asks to wait.
+func retryAfter(r *wire.Response) time.Duration {
+	ms := r.Body.(*wire.Grant).RetryAfter
+	return time.Duration(ms) * time.Millisecond
+}
+
 func credit(t *testing.T, r *wire.Response) int {
 	t.Helper()
 	require.NoError(t, r.Err())
@@ -323,7 +329,7 @@ func (g *rig) writeChunk(c *server.Conn, disk ids.DiskID, key ids.ChunkKey, data
 	for granted == 0 {
 		r := g.call(c, openReq(disk, key, len(data)))
 		if r.Status == errkind.Busy {
-			g.w.Sleep(time.Duration(r.Body.(*wire.Grant).RetryAfter) * time.Millisecond)
+			g.w.Sleep(retryAfter(r))
 			continue
 		}
 		granted = credit(g.t, r)

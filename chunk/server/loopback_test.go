@@ -18,12 +18,19 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/server"
 	"github.com/ckptfs/ckptfs/chunk/transport"
 	"github.com/ckptfs/ckptfs/chunk/wire"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
+)
+
+// How long a test waits for a reconnection, and how often it looks.
+const (
+	reconnectBound = 30 * time.Second
+	reconnectStep  = 10 * time.Millisecond
 )
 
 var testCluster = ids.UUID{1, 2, 3}
@@ -46,6 +53,14 @@ type bedConfig struct {
 }
 
 func newBed(t testing.TB, cfg bedConfig, stores ...*fakeStore) *bed {
+	var all []chunk.Store
+	for _, f := range stores {
+		all = append(all, f)
+	}
+	return newBedOf(t, cfg, all...)
+}
+
+func newBedOf(t testing.TB, cfg bedConfig, stores ...chunk.Store) *bed {
 	if cfg.addr == "" {
 		cfg.addr = "127.0.0.1:0"
 	}
@@ -101,7 +116,7 @@ func writeOver(tr *transport.Transport, addr string, disk ids.DiskID, key ids.Ch
 			return err
 		}
 		if r.Status == errkind.Busy {
-			time.Sleep(time.Duration(r.Body.(*wire.Grant).RetryAfter) * time.Millisecond)
+			time.Sleep(retryAfter(r))
 			continue
 		}
 		if r.Err() != nil {
@@ -223,7 +238,7 @@ func TestServerRestart(t *testing.T) {
 	again := newBed(t, bedConfig{addr: b.addr, boot: 2}, store)
 	require.Eventually(t, func() bool {
 		return readOver(tr, again.addr, 1, ckey(1), pattern(mib, 1)) == nil
-	}, 10*time.Second, 10*time.Millisecond)
+	}, reconnectBound, reconnectStep)
 	mu.Lock()
 	defer mu.Unlock()
 	require.Equal(t, []uint64{2}, boots)

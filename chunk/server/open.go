@@ -358,7 +358,7 @@ func (s *Server) sweepOnce(now time.Duration) {
 		}
 		switch {
 		case oc.state != stateOpen: // its disk is at work
-		case oc.end == 0 || idle >= s.lim.AbortAfter:
+		case oc.end == 0 && idle >= s.lim.DropAfter || idle >= s.lim.AbortAfter:
 			s.beginAbort(oc)
 		case !oc.lapsed:
 			s.giveWindow(oc)

@@ -22,7 +22,7 @@ func warm(f *os.File, off int64, n int) {
 	_ = rc.Control(func(fd uintptr) {
 		_ = unix.Fadvise(int(fd), off, int64(n), unix.FADV_WILLNEED)
 		var b [1]byte
-		const step = 128 << 10
+		const step = 512 << 10 // the kernel may cap what one advice reads
 		for at := off; at < off+int64(n); at += step {
 			_, _ = unix.Pread(int(fd), b[:], at)
 		}
@@ -30,7 +30,10 @@ func warm(f *os.File, off int64, n int) {
 	})
 }
 
-// sendFile sends n bytes of f from off.
+// sendFile sends n bytes of f from off. When it returns some of them may still
+// be on their way, as references to the page cache: if the chunk is deleted and
+// its space written anew in that moment, the client receives other bytes. It
+// finds them by their checksums; nothing refers to a deleted chunk any more.
 func sendFile(dst syscall.RawConn, f *os.File, off int64, n int) error {
 	src, err := f.SyscallConn()
 	if err != nil {

@@ -33,6 +33,7 @@ type Server struct {
 		puts    budget
 		stores  budget
 		reads   budget
+		parked  []*item // reads without buffers, oldest first
 		tasks   int
 	}
 	drained sched.Cond // pending, tasks or closing changed
@@ -66,6 +67,7 @@ func New(cfg Config) *Server {
 	s.pool = newPool(s.lim.PutBuffers + s.lim.StoreBuffers + s.lim.ReadBuffers)
 	s.mu.open = make(map[chunkAt]*openChunk)
 	s.mu.puts.limit, s.mu.stores.limit, s.mu.reads.limit = s.lim.PutBuffers, s.lim.StoreBuffers, s.lim.ReadBuffers
+	s.mu.reads.limit = max(s.mu.reads.limit, 2*wire.MaxPayload)
 	s.drained = s.clock.NewCond(&s.mu)
 	s.mu.puts.limit = max(s.mu.puts.limit, s.lim.Window)
 	share := s.mu.puts.limit

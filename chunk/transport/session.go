@@ -20,7 +20,6 @@ const (
 	receiveBuffer = 2 << 20
 	writeBound    = 30 * time.Second // for a batch of frames
 	frameBound    = 30 * time.Second // for the rest of a frame once its header has come
-	tick          = time.Second      // how often a quiet connection is looked after
 	batchCalls    = 64
 	batchBytes    = 256 << 10 // of payload; a single larger one goes alone
 )
@@ -275,7 +274,7 @@ func (s *session) read() {
 func (s *session) readFrames() error {
 	r := wire.NewReader(s.nc)
 	for {
-		if err := s.nc.SetReadDeadline(time.Now().Add(tick)); err != nil {
+		if err := s.nc.SetReadDeadline(time.Now().Add(s.link.peer.t.cfg.tick)); err != nil {
 			return err
 		}
 		h, err := r.Header()
@@ -316,6 +315,7 @@ func (s *session) quiet() error {
 	if len(s.pending) == 0 && len(s.link.queue) == 0 {
 		s.heard = now
 		if now-s.used >= cfg.IdleTimeout {
+			p.endSession(s, errIdle) // before a new request can be handed to it
 			return errIdle
 		}
 		return nil

@@ -45,6 +45,8 @@ type Config struct {
 	BackoffMax  time.Duration // the longest time that a dead server is not dialled again; default 2 s
 	MaxQueued   int           // requests waiting to be sent on a connection; default 1,024
 	MaxPending  int           // requests sent and not answered on a connection; default 768
+
+	tick time.Duration // how often a quiet connection is looked after
 }
 
 func (c *Config) setDefaults() {
@@ -57,6 +59,7 @@ func (c *Config) setDefaults() {
 	wait(&c.IdleTimeout, time.Minute)
 	wait(&c.DeadTimeout, 15*time.Second)
 	wait(&c.BackoffMax, 2*time.Second)
+	c.tick = min(max(min(c.IdleTimeout, c.DeadTimeout)/4, 10*time.Millisecond), 5*time.Second)
 	if c.MaxQueued <= 0 {
 		c.MaxQueued = 1024
 	}

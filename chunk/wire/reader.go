@@ -42,7 +42,7 @@ func (r *Reader) fill(n int) error {
 		m, err := r.src.Read(r.buf[r.end:])
 		r.end += m
 		if err != nil && r.end < n {
-			if err == io.EOF && r.end > 0 { //nolint:errorlint // io.EOF is returned bare
+			if err == io.EOF && r.end > 0 {
 				err = io.ErrUnexpectedEOF
 			}
 			return err

@@ -35,23 +35,17 @@ func RequestBody(op Op) (codec.Message, error) {
 // there is none. Busy carries a Grant, for its RetryAfter, whatever the op.
 // An unknown op is an error that wraps errkind.Unsupported.
 func ReplyBody(op Op, status errkind.Kind) (codec.Message, error) {
-	if op < OpPing || op >= OpCancel {
+	known, ok := op >= OpPing && op < OpCancel, status == errkind.OK
+	switch {
+	case !known:
 		return nil, errkind.Unsupported.Wrap("reply to data protocol operation %d", op)
-	}
-	if status == errkind.Busy {
+	case status == errkind.Busy, ok && (op == OpOpen || op == OpPut):
 		return new(Grant), nil
-	}
-	if status != errkind.OK {
-		return nil, nil
-	}
-	switch op {
-	case OpOpen, OpPut:
-		return new(Grant), nil
-	case OpSeal, OpStore:
+	case ok && (op == OpSeal || op == OpStore):
 		return new(Sealed), nil
-	case OpRead:
+	case ok && op == OpRead:
 		return new(Data), nil
-	case OpStat:
+	case ok && op == OpStat:
 		return new(Stat), nil
 	}
 	return nil, nil
