@@ -25,6 +25,7 @@ type file struct {
 	data  []byte
 	parts []part
 	wr    []chunk.BlockWriter
+	spilt int // further blocks of rewritten ones
 }
 
 var ctx = context.Background()
@@ -88,6 +89,7 @@ func (x *file) block(off int) (int, error) {
 	}
 	blocks := append([]ids.Block{b}, w.(chunk.Spiller).Spill()...)
 	n := 0
+	x.spilt += len(blocks) - 1
 	for _, b := range blocks {
 		if b.Length > 0 {
 			x.parts = append(x.parts, part{off + n, b})

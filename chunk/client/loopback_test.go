@@ -34,7 +34,7 @@ type bed struct {
 	counter uint64
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t testing.TB) *bed {
 	b := &bed{m: cluster.Map{Version: 1, Cluster: testCluster}}
 	for i := range 6 {
 		st := newStore(t, i)
@@ -120,7 +120,7 @@ func TestLoopback(t *testing.T) {
 }
 
 // newStore makes an empty store in memory.
-func newStore(t *testing.T, i int) chunk.Store {
+func newStore(t testing.TB, i int) chunk.Store {
 	mem := vfs.NewMem()
 	mem.SetCapacity(8 << 30)
 	require.NoError(t, store.Format(mem, store.Identity{Cluster: testCluster, Disk: ids.UUID{byte(i + 1)}}))
@@ -128,4 +128,36 @@ func newStore(t *testing.T, i int) chunk.Store {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = st.Close() })
 	return st
+}
+
+// BenchmarkLoopback writes and reads blocks of 64 MiB through six servers in
+// this process; the processor time covers both ends and the stores in memory.
+func BenchmarkLoopback(b *testing.B) {
+	bed := newBed(b)
+	l, ctx := ids.RS(4, 2), context.Background()
+	data := bytes.Repeat([]byte("0123456789abcde\n"), l.MaxBlockData()/16)
+	write := func() ids.Block {
+		w, err := bed.client.NewBlock(ctx, chunk.BlockSpec{NextID: bed.nextID, Layout: l, Ino: 5})
+		require.NoError(b, err)
+		for off := 0; off < len(data); off += w.Layout().StripeData() {
+			require.NoError(b, w.Append(ctx, data[off:off+w.Layout().StripeData()], func(bool) {}))
+		}
+		blk, err := w.Seal(ctx)
+		require.NoError(b, err)
+		w.Committed()
+		return blk
+	}
+	b.Run("write", func(b *testing.B) {
+		b.SetBytes(int64(len(data)))
+		for b.Loop() {
+			write()
+		}
+	})
+	b.Run("read", func(b *testing.B) {
+		blk, got := write(), make([]byte, len(data))
+		b.SetBytes(int64(len(data)))
+		for b.Loop() {
+			require.NoError(b, bed.client.ReadBlock(ctx, &blk, 0, got))
+		}
+	})
 }
