@@ -195,3 +195,17 @@ func TestWaitingLockIsProposedAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, reply.Failure(), "the same command, proposed again, is granted")
 }
+
+func TestLocksOfARemovedInodeGo(t *testing.T) {
+	r := newRig(t)
+	f := r.file(1, "f")
+	for i := range byte(freeBatch + 5) {
+		s := r.open(100 + i)
+		r.as(s, &api.Lock{Ino: f, Space: api.LockPOSIX, Type: api.ReadLock, Owner: uint64(i), Start: uint64(i), End: 1000})
+	}
+	r.do(&api.Unlink{Parent: 1, Name: []byte("f")})
+	r.reapAll()
+	r.check()
+	require.Zero(t, countSpace(r, spaceLock))
+	require.Zero(t, countSpace(r, spaceLocked))
+}
