@@ -192,12 +192,12 @@ func (n *inode) gatherHoles(r *round, size uint64, limit int) {
 
 // gatherPacks adds the sealed packs that fit, oldest first, but no appended ones.
 func (n *inode) gatherPacks(r *round, limit int) {
-	units := 0
+	units, ops := 0, len(r.req.Ops)
 	for _, pk := range n.mu.packs {
 		if pk.state != packSealed || pk.app {
 			continue
 		}
-		if len(r.req.Ops)+pk.pieces > maxOps || r.bytes+pk.encoded() > maxEncoded || n.mu.unitLimit > 0 && r.units+1 > limit {
+		if ops+pk.pieces > maxOps || r.bytes+pk.encoded() > maxEncoded || n.mu.unitLimit > 0 && r.units+1 > limit {
 			if units == 0 && r.units == 0 {
 				continue
 			}
@@ -205,6 +205,7 @@ func (n *inode) gatherPacks(r *round, limit int) {
 		}
 		units++
 		r.units++
+		ops += pk.pieces // each becomes an operation below
 		r.take(pk)
 	}
 	if len(r.packs) == 0 {
