@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptfs/ckptfs/fs/fuseconn"
+	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
 )
 
@@ -59,7 +60,11 @@ func childDaemon(args []string) error {
 	if err != nil {
 		return err
 	}
-	f := New(Config{Meta: s, Engine: newMemEngine(c.data, s), Sched: new(sched.Real), Log: slog.New(slog.DiscardHandler)})
+	c.blocks = &memBlocks{all: make(map[ids.BlockID][]byte)}
+	var f *FS
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	e := newRealEngine(c, s, log, func(ino ids.Ino, off uint64, err error) { f.Invalidate(ino, off, err) })
+	f = New(Config{Meta: s, Engine: FileEngine(e), Sched: new(sched.Real), Log: log})
 	srv, err := Mount(context.Background(), args[0], f, fuseconn.Options{AllowOther: true})
 	if err != nil {
 		return err

@@ -29,8 +29,10 @@ func pattern(n int) []byte {
 }
 
 // TestUnlinkedOpenFile is S19.
-func TestUnlinkedOpenFile(t *testing.T) {
-	m := newCluster().mount(t)
+func TestUnlinkedOpenFile(t *testing.T) { bothEngines(t, checkUnlinkedOpenFile) }
+
+func checkUnlinkedOpenFile(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	f, err := os.Create(m.path("f"))
 	require.NoError(t, err)
 	defer f.Close()
@@ -60,8 +62,9 @@ func TestUnlinkedOpenFile(t *testing.T) {
 
 // TestDirectIO uses O_DIRECT at any offset, length and address, mixed with
 // buffered reads of the same file (S31).
-func TestDirectIO(t *testing.T) {
-	c := newCluster()
+func TestDirectIO(t *testing.T) { bothEngines(t, checkDirectIO) }
+
+func checkDirectIO(t *testing.T, c *cluster) {
 	m := c.mount(t)
 	want := pattern(1<<20 + 777)
 	fd, err := unix.Open(m.path("f"), unix.O_CREAT|unix.O_RDWR|unix.O_DIRECT, 0o644)
@@ -96,8 +99,9 @@ func TestDirectIO(t *testing.T) {
 	require.True(t, bytes.Equal(want, far))
 }
 
-func TestSharedWritableMap(t *testing.T) {
-	c := newCluster()
+func TestSharedWritableMap(t *testing.T) { bothEngines(t, checkSharedWritableMap) }
+
+func checkSharedWritableMap(t *testing.T, c *cluster) {
 	m := c.mount(t)
 	runChild(t, "mmap", m.path("f"))
 	got, err := os.ReadFile(m.path("f"))
@@ -107,8 +111,10 @@ func TestSharedWritableMap(t *testing.T) {
 	require.EqualValues(t, byte((memPage+6)*7%256), got[memPage+6])
 }
 
-func TestAppend(t *testing.T) {
-	m := newCluster().mount(t)
+func TestAppend(t *testing.T) { bothEngines(t, checkAppend) }
+
+func checkAppend(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	a, err := os.OpenFile(m.path("l"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	require.NoError(t, err)
 	defer a.Close()
@@ -127,8 +133,9 @@ func TestAppend(t *testing.T) {
 	require.Equal(t, string(want), string(got))
 }
 
-func TestTruncateAtOpen(t *testing.T) {
-	c := newCluster()
+func TestTruncateAtOpen(t *testing.T) { bothEngines(t, checkTruncateAtOpen) }
+
+func checkTruncateAtOpen(t *testing.T, c *cluster) {
 	m, other := c.mount(t), c.mount(t)
 	for i := range 20 {
 		text := fmt.Sprintf("step %d", i*i*i)
@@ -143,8 +150,9 @@ func TestTruncateAtOpen(t *testing.T) {
 
 // TestCloseToOpen has one mount read what another wrote just before, through
 // caches that hold the version before.
-func TestCloseToOpen(t *testing.T) {
-	c := newCluster()
+func TestCloseToOpen(t *testing.T) { bothEngines(t, checkCloseToOpen) }
+
+func checkCloseToOpen(t *testing.T, c *cluster) {
 	a, b := c.mount(t), c.mount(t)
 	for i := range 50 {
 		want := pattern(10_000 + i%3)
@@ -160,8 +168,9 @@ func TestCloseToOpen(t *testing.T) {
 
 // TestGrowthSeenByHolder keeps a file open while it grows elsewhere: the page at
 // the old end, which the kernel has cached, must not be served with its zeros.
-func TestGrowthSeenByHolder(t *testing.T) {
-	c := newCluster()
+func TestGrowthSeenByHolder(t *testing.T) { bothEngines(t, checkGrowthSeenByHolder) }
+
+func checkGrowthSeenByHolder(t *testing.T, c *cluster) {
 	a, b := c.mount(t), c.mount(t)
 	require.NoError(t, os.WriteFile(a.path("f"), []byte("first "), 0o644))
 	f, err := os.Open(b.path("f"))
@@ -183,8 +192,10 @@ func TestGrowthSeenByHolder(t *testing.T) {
 	require.Equal(t, "first second", string(buf[:n]))
 }
 
-func TestSparse(t *testing.T) {
-	m := newCluster().mount(t)
+func TestSparse(t *testing.T) { bothEngines(t, checkSparse) }
+
+func checkSparse(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	fd, err := unix.Open(m.path("f"), unix.O_CREAT|unix.O_RDWR, 0o644)
 	require.NoError(t, err)
 	defer unix.Close(fd)
@@ -199,7 +210,9 @@ func TestSparse(t *testing.T) {
 	require.EqualValues(t, 0, off)
 	_, err = unix.Seek(fd, far+1, unix.SEEK_DATA)
 	require.ErrorIs(t, err, unix.ENXIO)
-	require.EqualValues(t, 8, stat(t, m.path("f")).Blocks)
+	blocks := stat(t, m.path("f")).Blocks
+	require.Positive(t, blocks)
+	require.LessOrEqual(t, blocks, int64(8), "holes take no room")
 	for _, off := range []int64{1<<31 - 1, 1<<32 - 1, 1<<63 - 3} {
 		_, err := unix.Pwrite(fd, []byte("ab"), off)
 		require.NoError(t, err, "at %d", off)
@@ -211,8 +224,10 @@ func TestSparse(t *testing.T) {
 	require.NoError(t, err, "the mount lives")
 }
 
-func TestFallocate(t *testing.T) {
-	m := newCluster().mount(t)
+func TestFallocate(t *testing.T) { bothEngines(t, checkFallocate) }
+
+func checkFallocate(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	fd, err := unix.Open(m.path("f"), unix.O_CREAT|unix.O_WRONLY, 0o644)
 	require.NoError(t, err)
 	defer unix.Close(fd)
@@ -234,8 +249,10 @@ func TestFallocate(t *testing.T) {
 	require.True(t, bytes.Equal(append(data, make([]byte, 2*memPage)...), got))
 }
 
-func TestCopyFileRange(t *testing.T) {
-	m := newCluster().mount(t)
+func TestCopyFileRange(t *testing.T) { bothEngines(t, checkCopyFileRange) }
+
+func checkCopyFileRange(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	want := pattern(3<<20 + 11)
 	require.NoError(t, os.WriteFile(m.path("src"), want, 0o644))
 	src, err := os.Open(m.path("src"))
@@ -256,8 +273,9 @@ func TestCopyFileRange(t *testing.T) {
 }
 
 // TestTimes sets times while bytes are not committed yet, as cp -p does.
-func TestTimes(t *testing.T) {
-	c := newCluster()
+func TestTimes(t *testing.T) { bothEngines(t, checkTimes) }
+
+func checkTimes(t *testing.T, c *cluster) {
 	m, other := c.mount(t), c.mount(t)
 	f, err := os.Create(m.path("f"))
 	require.NoError(t, err)
@@ -307,8 +325,10 @@ func TestAtime(t *testing.T) {
 	}
 }
 
-func TestSetIDIsCleared(t *testing.T) {
-	m := newCluster().mount(t)
+func TestSetIDIsCleared(t *testing.T) { bothEngines(t, checkSetIDIsCleared) }
+
+func checkSetIDIsCleared(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	for _, how := range []string{"write", "truncate", "fallocate"} {
 		path := m.path("%s", how)
 		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh"), 0o666))
@@ -342,14 +362,16 @@ func TestWriteErrors(t *testing.T) {
 }
 
 // TestSynchronousWrite wants an O_SYNC write to be committed when it returns.
-func TestSynchronousWrite(t *testing.T) {
-	m := newCluster().mount(t)
+func TestSynchronousWrite(t *testing.T) { bothEngines(t, checkSynchronousWrite) }
+
+func checkSynchronousWrite(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	fd, err := unix.Open(m.path("f"), unix.O_CREAT|unix.O_WRONLY|unix.O_SYNC, 0o644)
 	require.NoError(t, err)
 	defer unix.Close(fd)
 	_, err = unix.Write(fd, []byte("x"))
 	require.NoError(t, err)
-	require.Empty(t, m.engine.DirtyInos())
+	require.Empty(t, m.f.cfg.Engine.DirtyInos())
 }
 
 func TestIoctlIsRefused(t *testing.T) {

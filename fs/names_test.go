@@ -23,8 +23,10 @@ func stat(t *testing.T, path string) unix.Stat_t {
 	return st
 }
 
-func TestNames(t *testing.T) {
-	m := newCluster().mount(t)
+func TestNames(t *testing.T) { bothEngines(t, checkNames) }
+
+func checkNames(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	for _, tt := range []struct {
 		name string
 		err  error
@@ -110,23 +112,25 @@ func TestRenameFlags(t *testing.T) {
 }
 
 // TestRenameFlushes keeps the order that programs without fsync rely on.
-func TestRenameFlushes(t *testing.T) {
-	c := newCluster()
+func TestRenameFlushes(t *testing.T) { bothEngines(t, checkRenameFlushes) }
+
+func checkRenameFlushes(t *testing.T, c *cluster) {
 	m, other := c.mount(t), c.mount(t)
 	f, err := os.Create(m.path("tmp"))
 	require.NoError(t, err)
 	defer f.Close()
 	_, err = f.WriteString("all of it")
 	require.NoError(t, err)
-	require.NotEmpty(t, m.engine.DirtyInos(), "the write is not committed yet")
+	require.NotEmpty(t, m.f.cfg.Engine.DirtyInos(), "the write is not committed yet")
 	require.NoError(t, os.Rename(m.path("tmp"), m.path("final")))
 	got, err := os.ReadFile(other.path("final"))
 	require.NoError(t, err)
 	require.Equal(t, "all of it", string(got))
 }
 
-func TestTmpfile(t *testing.T) {
-	c := newCluster()
+func TestTmpfile(t *testing.T) { bothEngines(t, checkTmpfile) }
+
+func checkTmpfile(t *testing.T, c *cluster) {
 	m := c.mount(t)
 	fd, err := unix.Open(m.Dir(), unix.O_TMPFILE|unix.O_RDWR, 0o600)
 	require.NoError(t, err)

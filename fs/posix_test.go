@@ -10,8 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestPosix(t *testing.T) {
-	m := newCluster().mount(t)
+func TestPosix(t *testing.T) { bothEngines(t, checkPosix) }
+
+func checkPosix(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	for _, name := range slices.Sorted(maps.Keys(posixtest.All)) {
 		t.Run(name, func(t *testing.T) {
 			if name == "FcntlFlockLocksFile" {

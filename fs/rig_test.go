@@ -58,6 +58,9 @@ func newService() *service {
 	if err := s.do(context.Background(), 0, &api.Found{Cluster: ids.UUID{1}, Layout: ids.RS(4, 2)}, &api.Empty{}); err != nil {
 		panic(err)
 	}
+	if err := s.servers(); err != nil {
+		panic(err)
+	}
 	return s
 }
 
@@ -179,8 +182,9 @@ func (s *session) take(k api.Kind) int {
 
 // cluster is what several mounts share.
 type cluster struct {
-	meta *service
-	data *memStore
+	meta   *service
+	data   *memStore
+	blocks *memBlocks // nil: the engine in memory
 }
 
 func newCluster() *cluster { return &cluster{meta: newService(), data: newMemStore()} }
@@ -190,7 +194,7 @@ type mounted struct {
 	*Server
 	f       *FS
 	session *session
-	engine  *memEngine
+	engine  *memEngine // nil with the real engine
 }
 
 func testLog() *slog.Logger {
@@ -215,9 +219,14 @@ func (c *cluster) mountAt(t *testing.T, dir string, change ...func(*Config, *fus
 	s, err := c.meta.open()
 	require.NoError(t, err)
 	m := &mounted{session: s}
-	m.engine = newMemEngine(c.data, m.session)
-	cfg := Config{Meta: m.session, Engine: m.engine, Sched: new(sched.Real), Log: testLog(), OpTimeout: 20 * time.Second}
+	cfg := Config{Meta: m.session, Sched: new(sched.Real), Log: testLog(), OpTimeout: 20 * time.Second}
 	o := fuseconn.Options{AllowOther: true, Dev: true, Suid: true}
+	if c.blocks != nil {
+		cfg.Engine = FileEngine(newRealEngine(c, m.session, testLog(), func(ino ids.Ino, off uint64, err error) { m.f.Invalidate(ino, off, err) }))
+	} else {
+		m.engine = newMemEngine(c.data, m.session)
+		cfg.Engine = m.engine
+	}
 	for _, fn := range change {
 		fn(&cfg, &o)
 	}

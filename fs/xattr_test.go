@@ -126,8 +126,10 @@ func TestDefaultACL(t *testing.T) {
 }
 
 // TestFewXattrRequests counts what a write and a path walk ask (S35).
-func TestFewXattrRequests(t *testing.T) {
-	m := newCluster().mount(t)
+func TestFewXattrRequests(t *testing.T) { bothEngines(t, checkFewXattrRequests) }
+
+func checkFewXattrRequests(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	require.NoError(t, os.MkdirAll(m.path("a/b/c"), 0o755))
 	m.session.take(api.KindGetXattr)
 	require.NoError(t, os.WriteFile(m.path("a/b/c/f"), pattern(4<<20), 0o755))
@@ -138,8 +140,10 @@ func TestFewXattrRequests(t *testing.T) {
 	require.Zero(t, m.session.take(api.KindGetXattr))
 }
 
-func TestCapabilitiesAreCleared(t *testing.T) {
-	m := newCluster().mount(t)
+func TestCapabilitiesAreCleared(t *testing.T) { bothEngines(t, checkCapabilitiesAreCleared) }
+
+func checkCapabilitiesAreCleared(t *testing.T, c *cluster) {
+	m := c.mount(t)
 	path := m.path("f")
 	value := make([]byte, 20) // version 2, cap_net_bind_service permitted
 	binary.LittleEndian.PutUint32(value, 0x02000000)
