@@ -186,9 +186,17 @@ func (m *Mount) release(ctx context.Context) error {
 // reporter passes what the block client finds on to the metadata service.
 type reporter struct{ m *Mount }
 
-// ChunkPlaced records a late chunk that is durable now.
-func (r reporter) ChunkPlaced(key ids.ChunkKey, disk ids.DiskID, version uint64) {
-	r.do(&api.PlaceChunk{Key: key, Disk: disk, Version: version}, key)
+// ChunkPlaced records a late chunk that is durable now. The record may have
+// changed since the block was sealed, so its version is asked for first.
+func (r reporter) ChunkPlaced(key ids.ChunkKey, disk ids.DiskID, _ uint64) {
+	var got api.Blocks
+	if err := r.m.meta.Do(context.Background(), &api.GetBlocks{IDs: []ids.BlockID{key.Block}}, &got); err != nil {
+		r.m.log.Warn("a late chunk could not be placed; repair will do it", "chunk", key.String(), "err", err)
+		return
+	}
+	if len(got.Blocks) == 1 {
+		r.do(&api.PlaceChunk{Key: key, Disk: disk, Version: got.Blocks[0].Version}, key)
+	}
 }
 
 // ChunkDamaged queues a chunk for repair.
