@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 
 	"github.com/ckptfs/ckptfs/internal/ids"
@@ -19,13 +20,11 @@ type mark struct {
 	segs    []segRecord
 	segNums []uint32
 	active  []activeRun
-	resting map[uint32]spans
-	retired []*run
 	written int64
 	ticket  uint64
 }
 
-// checkpoint makes the index durable as of now, and what rested before free.
+// checkpoint makes the index durable as of now.
 // Called under the ckpt gate. full writes all of it into a new log file.
 func (s *Store) checkpoint(full bool) error { return s.checkpointWith(nil, full) }
 
@@ -48,21 +47,11 @@ func (s *Store) checkpointWith(r *run, full bool) error {
 	if err != nil {
 		s.mu.changed = append(m.changed, s.mu.changed...)
 		s.mu.changedSegs = append(m.segNums, s.mu.changedSegs...)
-		s.mu.retired = append(m.retired, s.mu.retired...)
 		s.mu.written += m.written
 		return fmt.Errorf("checkpoint disk %s: %w", s.id.Disk, err)
 	}
-	for num, list := range m.resting {
-		seg := s.mu.segs[num]
-		seg.resting = seg.resting.without(list)
-		seg.free = seg.free.union(list)
-	}
-	for _, old := range m.retired {
-		old.seg.free = old.seg.free.union(old.left)
-		old.seg.active = false
-	}
 	if r != nil {
-		s.mu.retire(s.mu.standby)
+		s.mu.standby.retire()
 		s.mu.standby = r
 	}
 	s.mu.lastCkpt = s.cfg.Sched.Now()
@@ -84,9 +73,9 @@ func (s *Store) beginCheckpoint(r *run, full bool) *mark {
 	st := &s.mu.state
 	m := &mark{
 		idx: st.idx.snapshot(), changed: st.changed, segNums: st.changedSegs,
-		resting: map[uint32]spans{}, retired: st.retired, written: st.written, ticket: st.newTicket(),
+		written: st.written, ticket: st.newTicket(),
 	}
-	st.changed, st.changedSegs, st.retired, st.written = nil, nil, nil, 0
+	st.changed, st.changedSegs, st.written = nil, nil, 0
 	runs := st.runs()
 	if r != nil {
 		runs = append(runs, r)
@@ -97,13 +86,8 @@ func (s *Store) beginCheckpoint(r *run, full bool) *mark {
 		}
 	}
 	nums := slices.Clone(m.segNums)
-	for num, seg := range st.segs {
-		if len(seg.resting) > 0 {
-			m.resting[num] = slices.Clone(seg.resting)
-		}
-		if full {
-			nums = append(nums, num)
-		}
+	if full {
+		nums = slices.AppendSeq(nums, maps.Keys(st.segs))
 	}
 	slices.Sort(nums)
 	for _, num := range slices.Compact(nums) {

@@ -30,7 +30,7 @@ func (s *Store) Delete(keys []ids.ChunkKey) error {
 	}
 	if len(durable) == 0 {
 		// An open chunk is never read and does not outlive the process, and its
-		// space is not reused before the next checkpoint has synced the mark.
+		// space is not reused before a checkpoint has synced the zeros.
 		return nil
 	}
 	s.mu.Lock()
@@ -43,8 +43,8 @@ func (s *Store) Delete(keys []ids.ChunkKey) error {
 }
 
 // deleteOne overwrites the front page and takes the chunk out of the index.
-// The space rests until a checkpoint: that syncs the page first, so no valid
-// front page is ever left in free space.
+// Its space is reused after a checkpoint, which syncs the page first: so no
+// valid front page is ever left in free space.
 func (s *Store) deleteOne(key ids.ChunkKey) (sealed bool, err error) {
 	s.mu.Lock()
 	oc := s.mu.open[key]
@@ -85,7 +85,7 @@ func (s *Store) freeFront(seg *segment, e entry) error {
 }
 
 // free takes a chunk whose front page is gone out of the index; its space
-// rests, once nobody reads it.
+// is free once nobody reads it.
 func (st *state) free(seg *segment, e entry) {
 	key := e.key()
 	st.idx.drop(key)
@@ -95,7 +95,7 @@ func (st *state) free(seg *segment, e entry) {
 		p.freed = append(p.freed, e.span())
 		return
 	}
-	seg.resting = seg.resting.add(e.span())
+	seg.free = seg.free.add(e.span())
 }
 
 // logDrops records deletions at once, so that a restart does not list the

@@ -36,7 +36,7 @@ func (s *Store) Maintain() error {
 func (s *Store) checkpointDue() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pending := len(s.mu.changed) + len(s.mu.changedSegs) + len(s.mu.retired)
+	pending := len(s.mu.changed) + len(s.mu.changedSegs)
 	return s.mu.written >= s.cfg.CheckpointBytes || len(s.mu.changed) >= changeBound ||
 		pending > 0 && s.cfg.Sched.Now()-s.mu.lastCkpt >= s.cfg.CheckpointEvery
 }
@@ -64,12 +64,7 @@ func (s *Store) prepareStandby() error {
 // giveBack returns to the file system what the reuse pool holds above its bound.
 func (s *Store) giveBack() error {
 	empty, ranges := s.surplus()
-	for _, seg := range empty {
-		if err := s.removeSegment(seg); err != nil {
-			return err
-		}
-	}
-	if len(ranges) == 0 {
+	if len(empty) == 0 && len(ranges) == 0 {
 		return nil
 	}
 	s.mu.Lock()
@@ -80,9 +75,15 @@ func (s *Store) giveBack() error {
 	}
 	s.mu.Unlock()
 	// Recorded first: a range that is thought to be punched and is not costs
-	// nothing, the other way round a chunk would be promised space in vain.
+	// nothing, the other way round a chunk would be promised space in vain. And
+	// the log must not name chunks of a segment that is gone.
 	if err := s.checkpoint(false); err != nil {
 		return err
+	}
+	for _, seg := range empty {
+		if err := s.removeSegment(seg); err != nil {
+			return err
+		}
 	}
 	for _, x := range ranges {
 		s.mu.Lock()
@@ -180,7 +181,7 @@ func (s *Store) Check() error {
 		}
 	}
 	for num, seg := range s.mu.segs {
-		all := append(append(used[num], seg.free...), seg.resting...)
+		all := append(used[num], seg.free...)
 		slices.SortFunc(all, func(a, b span) int { return int(a.lo) - int(b.lo) })
 		at := uint32(1)
 		for _, x := range all {

@@ -95,7 +95,7 @@ func (s *Store) unpin(at spot) {
 		return
 	}
 	for _, x := range p.freed {
-		p.seg.resting = p.seg.resting.add(x)
+		p.seg.free = p.seg.free.add(x)
 	}
 	delete(s.mu.pins, at)
 }

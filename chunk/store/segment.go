@@ -34,8 +34,13 @@ func classOf(pages uint32) class {
 	return classLarge
 }
 
-// segment is one preallocated file. Its lists are guarded by Store.mu; free
-// and punched change only under the ckpt gate.
+// segment is one preallocated file. Its lists are guarded by Store.mu; pages
+// leave free, and punched changes, only under the ckpt gate.
+//
+// What is freed may be given out again only after a checkpoint: its front page
+// is durably zero then, and the log does not name it any more. That needs no
+// list of its own, because pages are given out from runs alone, and a run
+// begins with a checkpoint.
 type segment struct {
 	num   uint32
 	uuid  ids.UUID
@@ -43,7 +48,6 @@ type segment struct {
 	file  vfs.File
 
 	free    spans // may be given out once the segment is activated
-	resting spans // freed since the last checkpoint: not before the next one
 	punched spans // the part of free that takes no space on the disk
 	active  bool  // a run has it
 	dirty   bool  // written since the last fdatasync
@@ -91,7 +95,7 @@ func (st *state) runs() []*run {
 	if st.standby != nil {
 		out = append(out, st.standby)
 	}
-	return append(out, st.retired...)
+	return out
 }
 
 // allocate takes n pages for a chunk of the class from the ranges at hand.
@@ -112,15 +116,18 @@ func (st *state) take(cl class, n uint32) (*segment, uint32, bool) {
 	if r == nil || !spans(r.left).fits(n) {
 		return nil, 0, false
 	}
-	st.retire(st.active[cl])
+	st.active[cl].retire()
 	st.active[cl], st.standby = r, nil
 	page, _ := r.take(n)
 	return r.seg, page, true
 }
 
-func (st *state) retire(r *run) {
+// retire ends the run. The last checkpoint still names it: what was made in it
+// since is found.
+func (r *run) retire() {
 	if r != nil {
-		st.retired = append(st.retired, r)
+		r.seg.free = r.seg.free.union(r.left)
+		r.seg.active = false
 	}
 }
 
@@ -149,12 +156,6 @@ func (s *Store) makeRoom(n uint32) error {
 		return nil
 	}
 	r, err := s.nextRun(n)
-	if isFull(err) && s.hasResting() {
-		// What was freed lately may be used after a checkpoint.
-		if err = s.checkpoint(false); err == nil {
-			r, err = s.nextRun(n)
-		}
-	}
 	if err != nil {
 		return err
 	}
@@ -166,22 +167,10 @@ func (s *Store) join(r *run) error {
 	if err := s.checkpointWith(r, false); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		r.seg.free = r.seg.free.union(r.left)
-		r.seg.active = false
+		r.retire()
 		return err
 	}
 	return nil
-}
-
-func (s *Store) hasResting() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, seg := range s.mu.segs {
-		if len(seg.resting) > 0 {
-			return true
-		}
-	}
-	return len(s.mu.retired) > 0
 }
 
 // nextRun picks the segment that goes on: written space first, because it

@@ -109,7 +109,6 @@ type state struct {
 
 	active  [classes]*run // where new chunks go
 	standby *run          // the next one, already in the checkpoint
-	retired []*run        // used up since the last checkpoint
 
 	changed     []ids.ChunkKey // since the last checkpoint, with repetitions
 	changedSegs []uint32       // likewise
@@ -182,7 +181,7 @@ func (s *Store) Usage() chunk.Usage {
 func (st *state) reusable() uint64 {
 	var pages uint64
 	for _, seg := range st.segs {
-		pages += uint64(seg.free.pages()) + uint64(seg.resting.pages()) - uint64(seg.punched.pages())
+		pages += uint64(seg.free.pages()) - uint64(seg.punched.pages())
 	}
 	for _, r := range st.runs() {
 		pages += uint64(r.pagesLeft())
@@ -259,10 +258,10 @@ func (s *Store) retireAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for cl := range s.mu.active {
-		s.mu.retire(s.mu.active[cl])
+		s.mu.active[cl].retire()
 		s.mu.active[cl] = nil
 	}
-	s.mu.retire(s.mu.standby)
+	s.mu.standby.retire()
 	s.mu.standby = nil
 }
 

@@ -164,7 +164,7 @@ func (s *Store) tryPlace(oc *openChunk, data []byte, sums []uint64, alloc func()
 	defer s.mu.Unlock()
 	seg.dirty = true
 	if err != nil {
-		seg.resting = seg.resting.add(e.span())
+		seg.free = seg.free.add(e.span())
 		s.mu.Unlock()
 		err = s.failed("write front page of chunk "+h.Key.String(), err)
 		s.mu.Lock()
@@ -316,7 +316,7 @@ func (s *Store) Seal(key ids.ChunkKey, length uint32) (chunk.Sealed, error) {
 	all := e.span()
 	e.state, e.length, e.digest, e.pages = chunk.StateSealed, length, digest, uint16(reservedPages(length))
 	if tail := (span{e.span().hi, all.hi}); tail.pages() > 0 {
-		oc.seg.resting = oc.seg.resting.add(tail)
+		oc.seg.free = oc.seg.free.add(tail)
 	}
 	s.mu.idx.put(e)
 	delete(s.mu.open, key)
