@@ -24,7 +24,7 @@ func newTree() tree {
 		btree.Options{NoLocks: true})}
 }
 
-func (t tree) copy() tree { return tree{t.BTreeG.Copy()} }
+func (t tree) copy() tree { return tree{t.Copy()} }
 
 // cursor walks one tree in one direction.
 type cursor struct {

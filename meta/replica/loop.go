@@ -30,6 +30,9 @@ type loop struct {
 
 	flushing   bool
 	lastFlush  time.Duration
+	sweeping   bool
+	lastSweep  time.Duration
+	sweepFrom  []byte
 	installing bool
 	incoming   *incoming
 	watch      watch
@@ -273,6 +276,9 @@ func (r *Replica) announce() {
 	l.led = term
 	l.watch.reset()
 	if term != 0 {
+		r.mu.Lock()
+		r.mu.hold = false // what waited for the first entry can be proposed now
+		r.mu.Unlock()
 		r.cfg.Log.Info("this metadata server leads", "id", r.cfg.ID, "term", term)
 		r.cfg.OnLeader(true, term)
 	}
@@ -331,6 +337,7 @@ func (r *Replica) send(messages []*pb.Message) {
 func (r *Replica) everyTick(now time.Duration) {
 	r.expire(now)
 	r.flushIfDue(now)
+	r.sweepIfDue(now)
 	r.report()
 }
 

@@ -53,9 +53,7 @@ type member struct {
 	disk    *vfs.Mem
 	store   *kv.Mem
 	replica *Replica // nil while down
-	stalled bool
 	leading bool
-	terms   []string
 }
 
 type group struct {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	bbolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/meta/kv"
@@ -63,7 +64,7 @@ func Open(path string) (*Store, error) {
 
 func openDB(path string, noSync bool) (*bbolt.DB, error) {
 	db, err := bbolt.Open(path, 0o600, options(noSync))
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, errkind.Busy.Wrap("open metadata store %s: another process has it open; stop it first", path)
 	}
 	if err != nil {
