@@ -62,11 +62,11 @@ func (s *Server) request(st *Stream, id uint64, body []byte, acts *actions) {
 		return
 	}
 	if !l.ready {
-		if len(l.parked) >= maxParked {
+		if len(l.parked) >= maxParked || l.parkedBytes+len(body) > maxParkedBytes {
 			st.refuse(id, errkind.Busy, "a new leader is getting ready", "")
 			return
 		}
-		l.parked = append(l.parked, parked{st, id, body})
+		l.parked, l.parkedBytes = append(l.parked, parked{st, id, body}), l.parkedBytes+len(body)
 		return
 	}
 	var h api.Header

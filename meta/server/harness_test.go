@@ -258,7 +258,13 @@ type simulated struct {
 // simulate runs fn as a task of a world with n members, the first leading.
 func simulate(t *testing.T, n int, fn func(c *simulated)) {
 	t.Helper()
-	w := sim.NewWorld(uint64(len(t.Name())))
+	runWorld(t, uint64(len(t.Name())), n, fn)
+}
+
+// runWorld is simulate with a seed; it returns the hash of the trace.
+func runWorld(t *testing.T, seed uint64, n int, fn func(c *simulated)) uint64 {
+	t.Helper()
+	w := sim.NewWorld(seed)
 	defer w.Close()
 	done := false
 	w.Go("test", func() {
@@ -271,6 +277,7 @@ func simulate(t *testing.T, n int, fn func(c *simulated)) {
 		c.g.close()
 	})
 	require.NoError(t, w.Run(2*time.Hour, func() bool { return done }))
+	return w.TraceHash()
 }
 
 func (c *simulated) config(name string) client.Config {

@@ -21,6 +21,8 @@ type leader struct {
 	epoch  ids.Epoch     // for the header of replies
 	ready  bool          // the state is loaded: requests are served
 	parked []parked
+	// parkedBytes is the size of the parked requests.
+	parkedBytes int
 	// loading and founding say that one such step is under way.
 	loading  bool
 	sessions map[ids.Session]*session
@@ -152,7 +154,7 @@ func (s *Server) load(l *leader) {
 // unpark handles what waited for the leader to be ready.
 func (s *Server) unpark(l *leader) {
 	waiting := l.parked
-	l.parked = nil
+	l.parked, l.parkedBytes = nil, 0
 	var acts actions
 	for _, p := range waiting {
 		p.stream.mu.Lock()

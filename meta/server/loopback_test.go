@@ -15,8 +15,10 @@ import (
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
+	"github.com/ckptfs/ckptfs/internal/vfs"
 	"github.com/ckptfs/ckptfs/meta/api"
 	"github.com/ckptfs/ckptfs/meta/client"
+	"github.com/ckptfs/ckptfs/meta/kv"
 	"github.com/ckptfs/ckptfs/meta/stream"
 )
 
@@ -76,12 +78,19 @@ func TestCancelledContextOnRealTime(t *testing.T) {
 
 func BenchmarkCreate(b *testing.B) {
 	for _, callers := range []int{1, 8, 64} {
-		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) { bench(b, callers) })
+		b.Run(fmt.Sprintf("memory/callers=%d", callers), func(b *testing.B) { bench(b, loopback(b), callers) })
+		b.Run(fmt.Sprintf("voter/callers=%d", callers), func(b *testing.B) {
+			v := startVoter(b, vfs.NewMem(), kv.NewMem())
+			defer v.stop(b)
+			cl, err := client.Dial(bg, client.Config{Addrs: []string{v.addr}, Name: "b", Sched: &v.sched, OpTimeout: time.Minute})
+			require.NoError(b, err)
+			bench(b, cl, callers)
+			require.NoError(b, cl.Close(bg))
+		})
 	}
 }
 
-func bench(b *testing.B, callers int) {
-	cl := loopback(b)
+func bench(b *testing.B, cl *client.Client, callers int) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	b.ReportAllocs()

@@ -34,22 +34,23 @@ type Replica interface {
 
 // Times of the leader.
 const (
-	term         = meta.TermMillis * time.Millisecond // of a session
-	endAfter     = 10 * time.Minute                   // a suspect session ends
-	downAfter    = 5 * time.Second                    // a chunk server without heartbeat
-	deadAfter    = 10 * time.Minute                   // a disk without server
-	deleteAfter  = 10 * time.Second                   // a chunk after its last reference
-	tickEvery    = time.Second
-	helloLimit   = 5 * time.Second
-	stallLimit   = 30 * time.Second // a stream that takes none of its replies
-	jobLimit     = 5 * time.Minute
-	jobBackoff   = 30 * time.Second
-	usageEvery   = 30 * time.Second // at most so often free space alone is logged
-	workers      = 4                // that answer queries
-	maxParked    = 1 << 16          // requests that wait for a new leader to be ready
-	maxInflight  = 2048             // requests of one stream before no more is read
-	maxStreams   = 1 << 16
-	maxStreamOut = 8 << 20 // bytes of replies a stream may leave before no more is read
+	term           = meta.TermMillis * time.Millisecond // of a session
+	endAfter       = 10 * time.Minute                   // a suspect session ends
+	downAfter      = 5 * time.Second                    // a chunk server without heartbeat
+	deadAfter      = 10 * time.Minute                   // a disk without server
+	deleteAfter    = 10 * time.Second                   // a chunk after its last reference
+	tickEvery      = time.Second
+	helloLimit     = 5 * time.Second
+	stallLimit     = 30 * time.Second // a stream that takes none of its replies
+	jobLimit       = 5 * time.Minute
+	jobBackoff     = 30 * time.Second
+	usageEvery     = 30 * time.Second // at most so often free space alone is logged
+	workers        = 4                // that answer queries
+	maxParked      = 1 << 16          // requests that wait for a new leader to be ready
+	maxParkedBytes = 256 << 20
+	maxInflight    = 2048 // requests of one stream before no more is read
+	maxStreams     = 1 << 16
+	maxStreamOut   = 8 << 20 // bytes of replies a stream may leave before no more is read
 )
 
 // Config is what a server needs.

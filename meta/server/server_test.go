@@ -206,3 +206,26 @@ func TestClientMayNotGiveTheLeadersCommands(t *testing.T) {
 		require.NoError(t, b.Close(bg))
 	})
 }
+
+func TestEqualSeedsHaveEqualTraces(t *testing.T) {
+	work := func(c *simulated) {
+		a, b := c.dial("a"), c.dial("b")
+		c.AfterFunc(700*time.Millisecond, func() { c.g.lead(1) })
+		c.AfterFunc(1300*time.Millisecond, c.net.cut)
+		c.all(20, func(i int) {
+			for n := range 5 {
+				ino, err := create(a, fmt.Sprintf("f%d-%d", i, n), true)
+				require.NoError(c.t, err)
+				require.NoError(c.t, b.Do(bg, lock(ino%7+1, api.ReadLock, uint64(i), true), nil))
+				c.Sleep(100 * time.Millisecond)
+				require.NoError(c.t, b.Do(bg, lock(ino%7+1, api.Unlock, uint64(i), false), nil))
+			}
+		})
+		c.Sleep(15 * time.Second)
+		require.NoError(c.t, a.Close(bg))
+		require.NoError(c.t, b.Close(bg))
+	}
+	first := runWorld(t, 42, 3, work)
+	require.Equal(t, first, runWorld(t, 42, 3, work))
+	require.NotEqual(t, first, runWorld(t, 43, 3, work))
+}

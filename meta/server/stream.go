@@ -257,16 +257,6 @@ func (s *Server) handleMessage(st *Stream, msg []byte) error {
 	return err
 }
 
-// Handle takes one request (header and body) as a stream of the client would
-// bring it.
-func (s *Server) Handle(st *Stream, id uint64, request []byte) {
-	var acts actions
-	s.mu.Lock()
-	s.request(st, id, request, &acts)
-	s.mu.Unlock()
-	s.perform(&acts)
-}
-
 func (s *Server) handleFrame(st *Stream, f stream.Frame, acts *actions) error {
 	switch f.Type {
 	case stream.TypeRequest:
