@@ -9,7 +9,7 @@ import (
 )
 
 // entry is what the index knows of a chunk: 40 bytes without pointers, so
-// that ten million of them cost some 600 MB and no work for the collector.
+// that ten million of them cost some 700 MB and no work for the collector.
 type entry struct {
 	hi, lo uint64 // block id
 	digest uint64 // when sealed
