@@ -1,13 +1,18 @@
 package testcluster
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -20,24 +25,25 @@ var (
 	seed   = flag.Uint64("seed", 0, "seed of the rounds; 0: from the clock")
 )
 
+// writerEnv makes the test binary a writer on that directory. Writers are
+// processes of their own: a process with open files on a mount cannot start a
+// server that the mount waits for, because its child closes them at exec.
+const writerEnv = "CKPTFS_TEST_WRITER"
+
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(writerEnv); dir != "" {
+		writer(dir)
+		return
+	}
 	code := m.Run()
 	RemovePrograms()
 	os.Exit(code)
 }
 
-// ledger knows every file that was acknowledged by fsync, and nothing else.
-type ledger struct {
-	mu struct {
-		sync.Mutex
-		acked map[string]uint64 // name → content seed
-	}
-}
-
-// content is the bytes of a file: 1 byte to 3 MiB, the length from the seed too.
+// content is the bytes of a file: 1 byte to 4 MiB, the length from the seed too.
 func content(seed uint64) []byte {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	n := 1 + rng.IntN(1<<rng.IntN(22)) // small ones are likely
+	n := 1 + rng.IntN(1<<rng.IntN(23)) // small ones are likely
 	p := make([]byte, (n+7)&^7)
 	for i := 0; i < len(p); i += 8 {
 		binary.LittleEndian.PutUint64(p[i:], rng.Uint64())
@@ -45,35 +51,88 @@ func content(seed uint64) []byte {
 	return p[:n]
 }
 
-// write makes one file and acknowledges it when fsync said so. Errors are
-// allowed: something is being killed.
-func (l *ledger) write(dir string, seed uint64) {
-	name := fmt.Sprintf("f%016x", seed)
-	f, err := os.Create(filepath.Join(dir, name))
+func fileName(seed uint64) string { return fmt.Sprintf("f%016x", seed) }
+
+// writer writes files until its input ends, and prints the seed of each that
+// fsync acknowledged. Errors are allowed: something is being killed.
+func writer(dir string) {
+	end := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // whatever ends it
+		close(end)
+	}()
+	for {
+		select {
+		case <-end:
+			return
+		default:
+		}
+		seed := rand.Uint64()
+		if writeFile(filepath.Join(dir, fileName(seed)), content(seed)) {
+			fmt.Println(seed)
+		} else {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
+func writeFile(path string, p []byte) (acked bool) {
+	f, err := os.Create(path)
 	if err != nil {
-		return
+		return false
 	}
 	defer f.Close()
-	if _, err := f.Write(content(seed)); err != nil {
-		return
+	_, err = f.Write(p)
+	return err == nil && f.Sync() == nil
+}
+
+// load runs writers on dir; the returned function stops them and returns the
+// seeds of what was acknowledged.
+func load(t *testing.T, dir string, n int) (stop func() []uint64) {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	var mu sync.Mutex
+	var acked []uint64
+	var all sync.WaitGroup
+	var ends []io.Closer
+	for range n {
+		cmd := exec.CommandContext(context.Background(), self)
+		cmd.Env = append(os.Environ(), writerEnv+"="+dir)
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		ends = append(ends, in)
+		all.Go(func() {
+			for s := bufio.NewScanner(out); s.Scan(); {
+				if seed, err := strconv.ParseUint(s.Text(), 10, 64); err == nil {
+					mu.Lock()
+					acked = append(acked, seed)
+					mu.Unlock()
+				}
+			}
+			_ = cmd.Wait() // a writer has no errors of its own
+		})
 	}
-	if f.Sync() != nil {
-		return
+	return func() []uint64 {
+		for _, in := range ends {
+			_ = in.Close()
+		}
+		all.Wait()
+		return acked
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.acked[name] = seed
 }
 
 // check reads every acknowledged file back.
-func (l *ledger) check(t *testing.T, dir string) {
+func check(t *testing.T, dir string, acked []uint64) {
 	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for name, seed := range l.mu.acked {
-		got, err := os.ReadFile(filepath.Join(dir, name))
+	for _, seed := range acked {
+		got, err := os.ReadFile(filepath.Join(dir, fileName(seed)))
 		require.NoError(t, err, "an fsynced file must be readable")
-		require.True(t, bytes.Equal(content(seed), got), "%s: %d bytes, want %d, or other bytes", name, len(got), len(content(seed)))
+		want := content(seed)
+		require.True(t, bytes.Equal(want, got), "%s: %d bytes, want %d, or other bytes", fileName(seed), len(got), len(want))
 	}
 }
 
@@ -88,51 +147,28 @@ func TestKillAnyProcessLosesNothingFsynced(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 1))
 	c := New(t, Config{})
 	m := c.Mount("a")
-	var l ledger
-	l.mu.acked = make(map[string]uint64)
+	var acked []uint64
 	for round := range *rounds {
-		stop := make(chan struct{})
-		var writers sync.WaitGroup
-		for range 4 {
-			r := rand.New(rand.NewPCG(rng.Uint64(), 2))
-			writers.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						l.write(m.Path, r.Uint64())
-					}
-				}
-			})
-		}
-		time.Sleep(time.Duration(rng.IntN(400)) * time.Millisecond)
+		stop := load(t, m.Path, 4)
+		time.Sleep(time.Duration(100+rng.IntN(500)) * time.Millisecond)
 		switch victim := rng.IntN(len(c.Chunks) + 2); victim {
 		case len(c.Chunks):
 			c.Metas[0].Kill()
 			c.Metas[0].Start()
 		case len(c.Chunks) + 1:
 			m.Kill()
-			close(stop)
-			writers.Wait()
 			m.Up()
 		default:
 			c.Chunks[victim].Kill()
 			c.Chunks[victim].Start()
 			c.Chunks[victim].WaitFor("chunk server ready")
 		}
-		select {
-		case <-stop:
-		default:
-			close(stop)
-			writers.Wait()
-		}
-		if round%5 == 4 || round == *rounds-1 {
-			l.check(t, m.Path)
-		}
+		fresh := stop()
+		check(t, m.Path, fresh)
+		acked = append(acked, fresh...)
+		t.Logf("round %d: %d files acknowledged", round, len(fresh))
 	}
 	// A new mount has nothing in memory.
-	l.check(t, c.Mount("b").Path)
-	require.NotEmpty(t, l.mu.acked)
-	t.Logf("%d files acknowledged and read back", len(l.mu.acked))
+	check(t, c.Mount("b").Path, acked)
+	require.NotEmpty(t, acked)
 }
