@@ -82,6 +82,9 @@ type Client struct {
 	cmap     atomic.Pointer[cluster.Map]
 	floor    atomic.Pointer[func() uint64]
 	valid    atomic.Int64 // sched time in ns until which the session is known to live
+	// dialing ends with the client, and with it a connection attempt.
+	dialing context.Context
+	stop    context.CancelFunc
 
 	mu struct {
 		sync.Mutex
@@ -141,6 +144,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	c := &Client{cfg: cfg}
+	c.dialing, c.stop = context.WithCancel(context.Background())
 	c.wake, c.ready = cfg.Sched.NewCond(&c.mu), cfg.Sched.NewCond(&c.mu)
 	c.mu.calls = make(map[uint64]*call)
 	c.mu.opens = make(map[ids.Ino]struct{})
@@ -339,6 +343,7 @@ func (c *Client) shutdown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.closing, c.mu.closed = true, true
+	c.stop()
 	if c.mu.link != nil {
 		c.mu.link.conn.Close()
 	}

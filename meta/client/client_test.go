@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +22,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // script is a server that answers as a test tells it.
 type script struct {
 	*sim.World
-	mu      sync.Mutex
 	conn    stream.Conn // of the newest stream
 	seen    []api.Header
 	bodies  []api.Request

@@ -119,7 +119,7 @@ func (c *Client) pause(d time.Duration) {
 
 // connect reaches addr and exchanges hellos.
 func (c *Client) connect(addr string) (stream.Conn, stream.HelloReply, error) {
-	conn, err := c.cfg.Transport.Connect(context.Background(), addr)
+	conn, err := c.cfg.Transport.Connect(c.dialing, addr)
 	if err != nil {
 		return nil, stream.HelloReply{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
@@ -65,6 +66,8 @@ const (
 	keepaliveEvery = 10 * time.Second
 	keepaliveWait  = 5 * time.Second
 	minPing        = 5 * time.Second
+	// connectLimit bounds the TCP handshake with a host that does not answer.
+	connectLimit = 3 * time.Second
 )
 
 // ServerOptions are what a *grpc.Server that carries this service needs. Other
@@ -151,6 +154,8 @@ func (g GRPC) Connect(ctx context.Context, addr string) (Conn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveEvery, Timeout: keepaliveWait, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.CallContentSubtype(CodecName), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectLimit}),
 	}, g.Options...)
 	cc, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
