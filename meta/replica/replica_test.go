@@ -143,6 +143,39 @@ func TestFollowerCatchesUpByACopy(t *testing.T) {
 	}
 }
 
+// The power goes when the copy is in the store's place and the log does not
+// say so yet.
+func TestInstallIsFinishedAfterACrash(t *testing.T) {
+	g := newGroup(t, 200, 3, nil)
+	g.run(time.Minute, func() bool { return g.leader() != nil })
+	behind := g.followers()[0]
+	g.crash(behind)
+	g.run(time.Hour, g.load("b"+strings.Repeat("z", 3000), 200))
+	g.run(time.Minute, func() bool { return g.leader().replica.Status().LogFirst > 60 })
+	require.NoError(t, g.start(behind))
+	r, between := behind.replica, false
+	behind.disk.SetHook(func(vfs.Call) error {
+		intent := r.storage.Intent()
+		if intent == nil {
+			return nil
+		}
+		_ = behind.store.View(func(v kv.Reader) error {
+			st, err := readState(v)
+			between = err == nil && st.index == intent.Index
+			return err
+		})
+		if between {
+			g.down(behind, r)
+			return errPowerCut
+		}
+		return nil
+	})
+	g.run(time.Minute, func() bool { return behind.replica == nil })
+	require.True(t, between)
+	g.settle()
+	g.close()
+}
+
 func TestHungDiskCostsLeadership(t *testing.T) {
 	g := newGroup(t, 5, 3, func(c *Config) {
 		if c.ID == 1 {

@@ -18,7 +18,6 @@ import (
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/meta/replica"
-	"github.com/ckptfs/ckptfs/meta/stream"
 )
 
 // Bounds.
@@ -196,8 +195,8 @@ func (l *link) client() (*grpc.ClientConn, error) {
 		return l.conn.ClientConn, nil
 	}
 	opts := append([]grpc.DialOption{grpc.WithDefaultCallOptions(
-		grpc.CallContentSubtype(stream.CodecName), grpc.MaxCallRecvMsgSize(stream.MaxMessage),
-		grpc.MaxCallSendMsgSize(stream.MaxMessage))}, l.t.cfg.Dial...)
+		grpc.CallContentSubtype(codecName), grpc.MaxCallRecvMsgSize(maxMessage),
+		grpc.MaxCallSendMsgSize(maxMessage))}, l.t.cfg.Dial...)
 	conn, err := grpc.NewClient(l.addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to metadata server %d at %s: %w", l.id, l.addr, err)
@@ -250,7 +249,7 @@ func (l *link) messages() error {
 		return err
 	}
 	ended := make(chan error, 1)
-	if !l.t.start(func() { ended <- s.RecvMsg(&stream.Raw{}) }) {
+	if !l.t.start(func() { ended <- s.RecvMsg(&packet{}) }) {
 		return l.t.ctx.Err()
 	}
 	for {
@@ -270,10 +269,7 @@ func (l *link) messages() error {
 // sender is the part of a gRPC stream that both sides have.
 type sender interface{ SendMsg(any) error }
 
-// send copies p: gRPC recycles the buffer that it is given.
-func send(s sender, p []byte) error {
-	return s.SendMsg(&stream.Raw{Bytes: append(stream.NewBuffer(len(p)), p...)})
-}
+func send(s sender, p []byte) error { return s.SendMsg(&packet{p}) }
 
 // open starts a stream and waits for the other side's welcome.
 func (l *link) open(ctx context.Context, cancel func(), purpose uint8) (grpc.ClientStream, error) {
@@ -294,12 +290,12 @@ func (l *link) open(ctx context.Context, cancel func(), purpose uint8) (grpc.Cli
 }
 
 func (l *link) answer(s grpc.ClientStream) error {
-	var raw stream.Raw
+	var raw packet
 	if err := s.RecvMsg(&raw); err != nil {
 		return fmt.Errorf("answer of metadata server %d at %s: %w", l.id, l.addr, err)
 	}
 	var w welcome
-	if err := codec.Decode(raw.Bytes, &w); err != nil {
+	if err := codec.Decode(raw.bytes, &w); err != nil {
 		return fmt.Errorf("answer of metadata server %d at %s: %w", l.id, l.addr, err)
 	}
 	if err := w.err(); err != nil {

@@ -25,7 +25,6 @@ import (
 	"github.com/ckptfs/ckptfs/internal/vfs"
 	"github.com/ckptfs/ckptfs/meta/kv"
 	"github.com/ckptfs/ckptfs/meta/replica"
-	"github.com/ckptfs/ckptfs/meta/stream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,7 +60,7 @@ func (s *server) start(t *testing.T, lis net.Listener, peers map[uint64]string) 
 	})
 	require.NoError(t, err)
 	s.replica = r
-	s.grpc = grpc.NewServer(stream.ServerOptions()...)
+	s.grpc = grpc.NewServer()
 	s.peers.Register(s.grpc)
 	s.peers.Serve(r)
 	go s.grpc.Serve(lis)

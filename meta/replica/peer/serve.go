@@ -10,7 +10,6 @@ import (
 	"github.com/ckptfs/ckptfs/internal/codec"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
-	"github.com/ckptfs/ckptfs/meta/stream"
 )
 
 const (
@@ -35,12 +34,12 @@ func (t *Transport) Register(s grpc.ServiceRegistrar) { s.RegisterService(&servi
 // serve is one incoming stream. It ends with the stream, at the latest when
 // the gRPC server is stopped.
 func (t *Transport) serve(s grpc.ServerStream) error {
-	var raw stream.Raw
+	var raw packet
 	if err := s.RecvMsg(&raw); err != nil {
 		return err
 	}
 	var h hello
-	err := codec.Decode(raw.Bytes, &h)
+	err := codec.Decode(raw.bytes, &h)
 	if err == nil {
 		err = t.check(&h)
 	}
@@ -54,11 +53,11 @@ func (t *Transport) serve(s grpc.ServerStream) error {
 		return t.serveCopy(s, handler, h.from)
 	}
 	for {
-		var raw stream.Raw
+		var raw packet
 		if err := s.RecvMsg(&raw); err != nil {
 			return endOf(err)
 		}
-		err := splitBatch(raw.Bytes, func(m []byte) error { return handler.StepMessage(h.from, m) })
+		err := splitBatch(raw.bytes, func(m []byte) error { return handler.StepMessage(h.from, m) })
 		if err != nil {
 			return err
 		}
@@ -113,13 +112,13 @@ func receiveCopy(s grpc.ServerStream, handler Handler, from uint64) error {
 	}
 	defer c.Abort()
 	for {
-		var raw stream.Raw
+		var raw packet
 		if err := s.RecvMsg(&raw); errors.Is(err, io.EOF) {
 			return c.Finish()
 		} else if err != nil {
 			return err
 		}
-		if err := c.Chunk(raw.Bytes); err != nil {
+		if err := c.Chunk(raw.bytes); err != nil {
 			return err
 		}
 	}
