@@ -322,9 +322,31 @@ func TestIdleConnectionIsClosed(t *testing.T) {
 // TestStoreCredit: no more bytes of small chunks are in flight than the server
 // allows, and a cancelled one counts until it is answered.
 func TestStoreCredit(t *testing.T) {
-	step, got := make(chan struct{}), make(chan struct{}, 100)
+	step, got := make(chan struct{}), make(chan uint64, 100)
 	s := newScript(t, 128<<10, func(c *scripted) {
+		if c.kind == wire.KindBulk {
+			hang(c)
+			return
+		}
+		var mu sync.Mutex
 		var open []uint64
+		answers, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(answers)
+			for {
+				select {
+				case <-step:
+				case <-ended:
+					return
+				}
+				mu.Lock()
+				id := open[0]
+				open = open[1:]
+				mu.Unlock()
+				c.answer(wire.OpStore, id, nil)
+			}
+		}()
+		defer func() { close(ended); <-answers }()
 		for {
 			h, req, ok := c.next()
 			if !ok {
@@ -333,16 +355,13 @@ func TestStoreCredit(t *testing.T) {
 			if req.Op == wire.OpCancel {
 				continue
 			}
+			mu.Lock()
 			open = append(open, h.Request)
-			got <- struct{}{}
 			if len(open) > 2 {
 				c.t.Errorf("%d stores of 64 KiB are in flight", len(open))
 			}
-			if len(open) == 2 {
-				<-step
-				c.answer(h.Op, open[0], nil)
-				open = open[1:]
-			}
+			mu.Unlock()
+			got <- h.Request
 		}
 	})
 	tr := newTransport(t, transport.Config{})
@@ -357,10 +376,14 @@ func TestStoreCredit(t *testing.T) {
 			cancel()
 		}
 	}
-	for range 5 {
+	<-got // the second; the third waits for an answer
+	for range 4 {
 		step <- struct{}{}
+		<-got
 	}
-	for i, out := range outs[:5] {
+	step <- struct{}{}
+	step <- struct{}{}
+	for i, out := range outs {
 		o := <-out
 		require.Equal(t, i == 0, o.err != nil, "store %d: %v", i, o.err)
 	}
