@@ -126,9 +126,10 @@ func (f *FS) Statx(cancel <-chan struct{}, in *fuseconn.StatxIn, out *fuseconn.S
 	out.Size = a.Size
 	out.Blocks = (a.Stored + 511) / 512
 	out.RdevMajor, out.RdevMinor = unix.Major(uint64(a.Rdev)), unix.Minor(uint64(a.Rdev))
-	for t, ns := range map[*fuseconn.SxTime]int64{&out.Atime: a.Atime, &out.Btime: a.Btime, &out.Ctime: a.Ctime, &out.Mtime: a.Mtime} {
-		t.Sec, t.Nsec = split(ns)
-	}
+	out.Atime.Sec, out.Atime.Nsec = split(a.Atime)
+	out.Btime.Sec, out.Btime.Nsec = split(a.Btime)
+	out.Ctime.Sec, out.Ctime.Nsec = split(a.Ctime)
+	out.Mtime.Sec, out.Mtime.Nsec = split(a.Mtime)
 	return fuseconn.OK
 }
 

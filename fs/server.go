@@ -84,7 +84,8 @@ func (s *Server) Unmount(ctx context.Context) error {
 // Kill takes the mount away whatever happens: out of the tree, and every
 // request on it fails. What was not committed yet still is.
 func (s *Server) Kill() error {
-	return errors.Join(s.conn.UnmountLazy(), s.conn.Abort(), s.Wait())
+	aborted := s.conn.Abort()
+	return errors.Join(aborted, s.conn.UnmountLazy(), s.Wait())
 }
 
 // OpenInos lists the directories that are open, in no order: with those of the

@@ -144,6 +144,9 @@ func (c *Conn) ID() int { return c.id }
 // Unmount takes the mount away; kind Busy when files on it are in use. Wait
 // tells when the last request has been answered.
 func (c *Conn) Unmount() error {
+	if c.ended() {
+		return nil
+	}
 	err := unix.Unmount(c.dir, 0)
 	switch {
 	case err == nil, errors.Is(err, unix.EINVAL): // EINVAL: somebody else unmounted it
@@ -157,14 +160,34 @@ func (c *Conn) Unmount() error {
 
 // UnmountLazy takes the mount out of the tree; it ends when its last file is closed.
 func (c *Conn) UnmountLazy() error {
+	if c.ended() {
+		return nil
+	}
 	if err := unix.Unmount(c.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount %s lazily: %w", c.dir, err)
 	}
 	return nil
 }
 
-// Abort ends the connection: callers that wait get ENOTCONN.
-func (c *Conn) Abort() error { return Abort(c.id) }
+// Abort ends the connection: callers that wait get ENOTCONN. Once the file
+// system has ended it does nothing: the number may be another mount's by then.
+func (c *Conn) Abort() error {
+	if c.ended() {
+		return nil
+	}
+	return Abort(c.id)
+}
+
+// ended reports whether the mount is gone: then its path, and its number, may
+// be another's.
+func (c *Conn) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
 
 // Done is closed when the file system has answered its last request.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -176,10 +199,10 @@ func (c *Conn) detach() {
 }
 
 func (c *Conn) giveUp() {
-	c.detach()
 	if err := c.Abort(); err != nil {
 		c.o.Log.Warn("connection left behind", "err", err)
 	}
+	c.detach()
 	<-c.done
 }
 

@@ -17,7 +17,6 @@ type (
 	SetAttrIn       = fuse.SetAttrIn
 	StatxIn         = fuse.StatxIn
 	StatxOut        = fuse.StatxOut
-	SxTime          = fuse.SxTime
 	MknodIn         = fuse.MknodIn
 	MkdirIn         = fuse.MkdirIn
 	RenameIn        = fuse.RenameIn
