@@ -17,6 +17,9 @@ type Header struct {
 	Layout  ids.Layout
 	Ino     ids.Ino
 	FileOff uint64 // offset of the block in its file, a hint for rebuilding
+	// Session is who writes the chunk, when it is not the block's own session:
+	// a repair or move job's (data-path rule 17). Zero is the block's own.
+	Session ids.Session
 	Reserve uint32 // bytes, the largest length the chunk may reach; ≤ ids.MaxChunk
 	Granule uint8  // log2 of the checksum granule, 12 to 20
 	// Siblings are the disks of all chunks of the block as of writing: a hint,

@@ -149,6 +149,9 @@ func openAgain(t *testing.T, s chunk.Store) {
 	other.Ino++
 	require.ErrorIs(t, s.Open(other), errkind.Conflict)
 	other = h
+	other.Session = 9
+	require.ErrorIs(t, s.Open(other), errkind.Conflict)
+	other = h
 	other.Siblings = []ids.DiskID{9}
 	require.ErrorIs(t, s.Open(other), errkind.Conflict)
 

@@ -33,7 +33,11 @@ func golden(t *testing.T, name string, p []byte) []byte {
 
 var (
 	goldenPlace  = place{seg: ids.UUID{0xaa, 15: 0xbb}, off: 17 * pageSize}
-	goldenHeader = chunktest.Header(chunktest.Key(77, 5), 1<<20)
+	goldenHeader = func() chunk.Header {
+		h := chunktest.Header(chunktest.Key(77, 5), 1<<20)
+		h.Session = 0x0102030405
+		return h
+	}()
 )
 
 func goldenFront() (page []byte, sums []uint64) {

@@ -77,6 +77,9 @@ func (r *headerRecord) Code(c *codec.Coder) {
 	c.U64(&u)
 	r.h.Ino = setIf(c, r.h.Ino, ids.Ino(u))
 	c.U64(&r.h.FileOff)
+	w := uint64(r.h.Session)
+	c.U64(&w)
+	r.h.Session = setIf(c, r.h.Session, ids.Session(w))
 	c.U32(&r.h.Reserve)
 	c.U8(&r.h.Granule)
 	n := uint8(len(r.h.Siblings))
@@ -263,7 +266,7 @@ func sameHeader(a, b *chunk.Header) bool {
 			return false
 		}
 	}
-	return a.Key == b.Key && a.Layout == b.Layout && a.Ino == b.Ino && a.FileOff == b.FileOff &&
+	return a.Key == b.Key && a.Layout == b.Layout && a.Ino == b.Ino && a.FileOff == b.FileOff && a.Session == b.Session &&
 		a.Reserve == b.Reserve && a.Granule == b.Granule
 }
 
