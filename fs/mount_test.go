@@ -3,6 +3,7 @@ package fs
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -74,7 +75,12 @@ func TestStaleMount(t *testing.T) {
 	defer held.Close()
 	require.ErrorIs(t, tryMount(t, dir), errkind.Busy)
 
+	defer func() { _ = daemon.Process.Kill() }() // before held is closed, which would wait for it
 	require.NoError(t, daemon.Process.Signal(syscall.SIGSTOP))
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", daemon.Process.Pid))
+		return err == nil && strings.Contains(string(text), "State:\tT")
+	}, testWait, testPoll)
 	err = tryMount(t, dir)
 	require.ErrorIs(t, err, errkind.Busy)
 	require.ErrorContains(t, err, "does not answer")
