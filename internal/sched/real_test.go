@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/ckptfs/ckptfs/internal/ids"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -82,4 +84,18 @@ func TestClockAndTimer(t *testing.T) {
 	<-done
 	require.GreaterOrEqual(t, r.Now()-a, time.Millisecond)
 	require.True(t, r.AfterFunc(time.Hour, func() {}).Stop())
+}
+
+func TestNewUUIDIsRandomThroughout(t *testing.T) {
+	var r Real
+	var or ids.UUID
+	for range 64 {
+		u := NewUUID(&r)
+		for i := range u {
+			or[i] |= u[i]
+		}
+	}
+	for i, b := range or {
+		require.NotZero(t, b, "byte %d is never set", i)
+	}
 }

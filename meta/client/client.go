@@ -150,7 +150,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	c.mu.opens = make(map[ids.Ino]struct{})
 	c.mu.secret, c.mu.replaces = cfg.Secret, cfg.Replaces
 	if c.mu.secret.IsZero() {
-		c.mu.secret = c.newSecret()
+		c.mu.secret = sched.NewUUID(c.cfg.Sched)
 	}
 	c.mu.mapStale = !cfg.NoSession
 	c.start("meta-link", c.runLinks)
@@ -160,17 +160,6 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-func (c *Client) newSecret() ids.UUID {
-	var u ids.UUID
-	for i := range 2 {
-		r := c.cfg.Sched.Uint64()
-		for j := range 8 {
-			u[i*8+j] = byte(r >> (8 * j))
-		}
-	}
-	return u
 }
 
 // start runs fn as a task that Close waits for.

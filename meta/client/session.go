@@ -7,6 +7,7 @@ import (
 	"github.com/ckptfs/ckptfs/internal/cluster"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
+	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/meta/api"
 )
 
@@ -31,7 +32,7 @@ func (c *Client) openSession() {
 		var m api.SessionOpened
 		if _, err := answer(reply, err, &m); err != nil {
 			if errkind.Of(err) == errkind.Expired {
-				c.mu.secret = c.newSecret() // the session of this secret has ended
+				c.mu.secret = sched.NewUUID(c.cfg.Sched) // the session of this secret has ended
 			}
 			c.mu.lastErr = err
 			return // the session task asks again
@@ -63,7 +64,7 @@ func (c *Client) loseSession(w *window) {
 	c.cfg.Log.Warn("metadata session lost", "session", w.session)
 	c.mu.win = nil
 	c.valid.Store(0)
-	c.mu.replaces, c.mu.secret = c.mu.secret, c.newSecret()
+	c.mu.replaces, c.mu.secret = c.mu.secret, sched.NewUUID(c.cfg.Sched)
 	c.forget(c.mu.renew.call)
 	c.mu.renew = renewal{}
 	if c.cfg.OnLost != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/ckptfs/ckptfs/internal/codec"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
+	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/meta"
 	"github.com/ckptfs/ckptfs/meta/api"
 	"github.com/ckptfs/ckptfs/meta/kv"
@@ -170,11 +171,8 @@ func (s *Server) unpark(l *leader) {
 // found creates the cluster; with mu held.
 func (s *Server) found(l *leader) {
 	id := s.cfg.Cluster
-	for i := 0; id.IsZero() && i < len(id); i += 8 {
-		r := s.cfg.Sched.Uint64()
-		for j := range 8 {
-			id[i+j] = byte(r >> (8 * j))
-		}
+	if id.IsZero() {
+		id = sched.NewUUID(s.cfg.Sched)
 	}
 	l.loading = true
 	s.cfg.Log.Info("metadata: founding a cluster", "cluster", id, "layout", s.cfg.Layout)
