@@ -179,10 +179,7 @@ func (c *Client) reportPlaced(key ids.ChunkKey, disk ids.DiskID, version uint64)
 // wake makes a context's end broadcast cond; the returned function undoes it.
 // The lock is taken so that a waiter between its check and its wait is not missed.
 func wake(ctx context.Context, mu sync.Locker, cond sched.Cond) func() bool {
-	if ctx.Done() == nil {
-		return func() bool { return true }
-	}
-	return context.AfterFunc(ctx, func() {
+	return sched.AfterFunc(ctx, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		cond.Broadcast()

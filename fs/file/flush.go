@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
+	"github.com/ckptfs/ckptfs/internal/sched"
 )
 
 // freezeLanes closes every pack that is being filled.
@@ -123,10 +124,5 @@ func (e *Engine) deadline() time.Duration { return e.cfg.Sched.Now() + e.cfg.OpT
 // opContext is a context for one call of a server: it ends with parent, after
 // the operation time-out, or when the engine is closed.
 func (e *Engine) opContext(parent context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(parent)
-	t := e.cfg.Sched.AfterFunc(e.cfg.OpTimeout, cancel)
-	return ctx, func() {
-		t.Stop()
-		cancel()
-	}
+	return sched.WithTimeout(parent, e.cfg.Sched, e.cfg.OpTimeout)
 }

@@ -202,24 +202,11 @@ func (c *Client) awaitReady(ctx context.Context) error {
 
 // onCancel arranges for fn to be called when ctx ends.
 func (c *Client) onCancel(ctx context.Context, fn func()) (stop func() bool) {
-	if ctx.Done() == nil {
-		return func() bool { return true }
-	}
-	locked := func() {
+	return sched.AfterFunc(ctx, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		fn()
-	}
-	if s, ok := ctx.(afterFuncer); ok {
-		return s.AfterFunc(locked)
-	}
-	return context.AfterFunc(ctx, locked)
-}
-
-// afterFuncer is a context that itself runs what waits for its end: one of the
-// simulation, where context.AfterFunc would start a goroutine of its own.
-type afterFuncer interface {
-	AfterFunc(fn func()) (stop func() bool)
+	})
 }
 
 // waitUntil waits on cond, within what OpTimeout leaves of a wait that began
