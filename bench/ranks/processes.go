@@ -28,8 +28,13 @@ type Total struct {
 // MiBs is the throughput in MiB/s.
 func (t Total) MiBs() float64 { return float64(t.Bytes) / (1 << 20) / t.Seconds }
 
-// CPUPerGB is CPU-seconds of the whole machine per 10^9 bytes.
-func (t Total) CPUPerGB() float64 { return t.CPU / (float64(t.Bytes) / 1e9) }
+// CPUPerGB is CPU-seconds of the whole machine per 10^9 bytes; 0 without bytes.
+func (t Total) CPUPerGB() float64 {
+	if t.Bytes == 0 {
+		return 0
+	}
+	return t.CPU / (float64(t.Bytes) / 1e9)
+}
 
 // Rank is the child's side of Processes: it says that it is ready, waits for
 // the common start, works and reports.

@@ -92,7 +92,7 @@ func (m *Mount) start(ctx context.Context) error {
 	fsys = fs.New(fs.Config{
 		Meta: m.meta, Engine: fs.FileEngine(m.engine), Sched: m.sched, Log: m.log,
 		KernelTimeout: o.KernelTimeout, OpTimeout: o.OpTimeout, ReadMode: readMode(o.ReadMode),
-		Atime: fo.Atime, NoDirAtime: fo.NoDirAtime,
+		Atime: fo.Atime, NoDirAtime: fo.NoDirAtime, Session: m.meta.Session,
 	})
 	m.server, err = fs.Mount(ctx, m.cfg.Dir, fsys, fo)
 	if err != nil {
