@@ -326,6 +326,8 @@ func TestAbandonOpen(t *testing.T) {
 	require.Equal(t, []chunk.Info{{Key: chunktest.Key(1, 0), State: chunk.StateOpen}}, list)
 	require.ErrorIs(t, s.Open(chunktest.Header(chunktest.Key(1, 0), 1<<19)), errkind.Conflict)
 	require.NoError(t, s.Open(chunktest.Header(chunktest.Key(2, 0), 1<<19)))
+	require.Equal(t, []ids.ChunkKey{chunktest.Key(2, 0)}, s.Young())
+	require.Empty(t, s.Young())
 	n, err := s.AbandonOpen()
 	require.NoError(t, err)
 	require.Equal(t, 1, n)

@@ -115,6 +115,8 @@ type state struct {
 	written     int64          // bytes of chunks made since the last checkpoint
 	lastCkpt    time.Duration
 
+	young []ids.ChunkKey // made since Young was called
+
 	group group
 }
 
@@ -209,6 +211,20 @@ func (s *Store) List(after ids.ChunkKey, most int) ([]chunk.Info, error) {
 		return true
 	})
 	return out, nil
+}
+
+// youngMost bounds what Young remembers.
+const youngMost = 64 << 10
+
+// Young returns the chunks made since it was called last, so that somebody can
+// ask what became of them without walking the whole index. It remembers at
+// most 65,536; the walk finds the others.
+func (s *Store) Young() []ids.ChunkKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keys := s.mu.young
+	s.mu.young = nil
+	return keys
 }
 
 // AbandonOpen deletes the chunks that an earlier life of the process left open.

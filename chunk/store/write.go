@@ -172,6 +172,9 @@ func (s *Store) tryPlace(oc *openChunk, data []byte, sums []uint64, alloc func()
 	}
 	s.mu.idx.put(e)
 	s.mu.written += int64(e.pages) * pageSize
+	if len(s.mu.young) < youngMost {
+		s.mu.young = append(s.mu.young, h.Key)
+	}
 	if sums != nil {
 		oc.result = s.sealedNow(e, seg)
 	} else {
