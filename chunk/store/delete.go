@@ -68,7 +68,7 @@ func (s *Store) deleteOne(key ids.ChunkKey) (sealed bool, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seg.dirty = true
+	s.mu.wrote(seg)
 	s.mu.free(seg, e)
 	return e.state == chunk.StateSealed, nil
 }

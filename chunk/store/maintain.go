@@ -10,8 +10,8 @@ import (
 
 // Bounds of one call of Maintain.
 const (
-	punchRanges = 256       // ranges punched
-	punchBytes  = 512 << 20 // bytes punched or removed
+	punchRanges = 64        // ranges punched
+	punchBytes  = 256 << 20 // bytes punched or removed
 	punchLeast  = 64 << 10  // bytes; shorter ranges are left to new chunks
 )
 
@@ -45,8 +45,9 @@ func (s *Store) checkpointDue() bool {
 // so that no chunk waits for it.
 func (s *Store) prepareStandby() error {
 	s.mu.Lock()
-	r := s.mu.active[classLarge]
-	needed := r != nil && s.mu.standby == nil && r.pagesLeft() < r.seg.pages/2
+	needed := s.mu.standby == nil && slices.ContainsFunc(s.mu.active[:], func(r *run) bool {
+		return r != nil && r.pagesLeft() < r.seg.pages/2
+	})
 	s.mu.Unlock()
 	if !needed {
 		return nil

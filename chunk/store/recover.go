@@ -255,7 +255,7 @@ func (r *recovery) readOpen() error {
 	})
 	for _, e := range open {
 		seg := r.st.segs[e.seg]
-		seg.dirty = true
+		r.st.wrote(seg)
 		page := make([]byte, pageSize)
 		if _, err := seg.file.ReadAt(page, int64(e.page)*pageSize); err != nil {
 			return wrapIO("read front page of chunk "+e.key().String(), err)
@@ -276,7 +276,7 @@ func (r *recovery) readOpen() error {
 // the first page without a chunk: after a power failure a front page may be
 // there whose predecessors are lost, and it must not be left in free space.
 func (r *recovery) walk(seg *segment, in span) error {
-	seg.dirty = true
+	r.st.wrote(seg)
 	pr := pageReader{seg: seg}
 	for page := in.lo; page < in.hi; {
 		p, err := pr.read(page, in.hi)
@@ -333,7 +333,7 @@ func (r *recovery) found(seg *segment, page uint32, kind frontKind, f front) err
 // discard overwrites a front page that must not count.
 func (r *recovery) discard(e entry) error {
 	seg := r.st.segs[e.seg]
-	seg.dirty = true
+	r.st.wrote(seg)
 	if err := r.freeFront(seg, e); err != nil && r.writable() == nil {
 		return err
 	}

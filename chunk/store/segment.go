@@ -50,7 +50,7 @@ type segment struct {
 	free    spans // may be given out once the segment is activated
 	punched spans // the part of free that takes no space on the disk
 	active  bool  // a run has it
-	dirty   bool  // written since the last fdatasync
+	dirty   bool  // it is in state.dirty
 	pins    int
 }
 

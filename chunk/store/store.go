@@ -117,6 +117,7 @@ type state struct {
 
 	young []ids.ChunkKey // made since Young was called
 
+	dirty []*segment // written since the last fdatasync
 	group group
 }
 

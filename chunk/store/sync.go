@@ -54,12 +54,10 @@ func (s *Store) commitGroup() {
 	g := &s.mu.group
 	g.running = true
 	upTo := g.ticket
-	var dirty []*segment
-	for _, seg := range s.mu.segs {
-		if seg.dirty {
-			seg.dirty = false
-			dirty = append(dirty, seg)
-		}
+	dirty := s.mu.dirty
+	s.mu.dirty = nil
+	for _, seg := range dirty {
+		seg.dirty = false
 	}
 	s.mu.Unlock()
 	slices.SortFunc(dirty, func(a, b *segment) int { return int(a.num) - int(b.num) })
@@ -107,6 +105,14 @@ func (st *state) failGroup(err error) {
 		st.idx.drop(w.key)
 	}
 	st.group.waiting = nil
+}
+
+// wrote notes that the next commit must sync the segment. Called after the write.
+func (st *state) wrote(seg *segment) {
+	if !seg.dirty {
+		seg.dirty = true
+		st.dirty = append(st.dirty, seg)
+	}
 }
 
 // newTicket stands for everything that has been written so far.

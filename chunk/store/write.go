@@ -162,7 +162,7 @@ func (s *Store) tryPlace(oc *openChunk, data []byte, sums []uint64, alloc func()
 	_, err = seg.file.WriteAt(buf, int64(page)*pageSize)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seg.dirty = true
+	s.mu.wrote(seg)
 	if err != nil {
 		seg.free = seg.free.add(e.span())
 		s.mu.Unlock()
@@ -235,7 +235,7 @@ func (s *Store) Put(key ids.ChunkKey, off uint32, data []byte, sums []uint64) er
 		oc.lens[at] = min(g, uint32(len(data))-uint32(i)*g)
 	}
 	s.mu.Lock()
-	oc.seg.dirty = true
+	s.mu.wrote(oc.seg)
 	s.mu.Unlock()
 	return nil
 }
@@ -329,7 +329,7 @@ func (s *Store) Seal(key ids.ChunkKey, length uint32) (chunk.Sealed, error) {
 // sealedNow gives a chunk whose seal has been written its ticket. Called with mu held.
 func (s *Store) sealedNow(e entry, seg *segment) chunk.Sealed {
 	key := e.key()
-	seg.dirty = true
+	s.mu.wrote(seg)
 	t := s.mu.newTicket()
 	s.mu.changed = append(s.mu.changed, key)
 	s.mu.group.waiting = append(s.mu.group.waiting, waitingSeal{t, key})
