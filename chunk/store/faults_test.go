@@ -337,3 +337,35 @@ func TestAbandonOpen(t *testing.T) {
 	require.NoError(t, s.Check())
 	require.NoError(t, s.Close())
 }
+
+// TestSealDuringSync: a seal whose writes end while an fdatasync runs is not
+// covered by it (data-path rule 8).
+func TestSealDuringSync(t *testing.T) {
+	m := newMem(t, 64<<20)
+	s := openStore(t, testConfig(m))
+	begin := func(n uint64) {
+		h := chunktest.Header(chunktest.Key(n, 0), 64<<10)
+		require.NoError(t, s.Open(h))
+		chunktest.PutAll(t, s, h, chunktest.Bytes(h.Key, 64<<10))
+	}
+	begin(1)
+	begin(2)
+	first, err := s.Seal(chunktest.Key(1, 0), 64<<10)
+	require.NoError(t, err)
+	var second chunk.Sealed
+	syncs := 0
+	m.SetHook(func(c vfs.Call) error {
+		if c.Op == vfs.OpSync {
+			if syncs++; syncs == 1 {
+				second, err = s.Seal(chunktest.Key(2, 0), 64<<10)
+			}
+		}
+		return err
+	})
+	require.NoError(t, s.Sync(first.Ticket))
+	require.Equal(t, 1, syncs)
+	require.NoError(t, s.Sync(second.Ticket))
+	require.Equal(t, 2, syncs, "the second seal needs a sync of its own")
+	m.SetHook(nil)
+	require.NoError(t, s.Close())
+}
