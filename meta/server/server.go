@@ -158,8 +158,8 @@ func (s *Server) Close() {
 	defer s.mu.Unlock()
 	s.mu.closed = true
 	s.dropLeader()
-	for _, st := range s.mu.streams {
-		st.kill("the server stops")
+	for _, n := range sortedKeys(s.mu.streams) {
+		s.mu.streams[n].kill("the server stops")
 	}
 	s.readable.Broadcast()
 	s.wake.Broadcast()
