@@ -31,6 +31,7 @@ type World struct {
 	steps   uint64
 	trace   uint64
 	sink    func(string)
+	onStep  func(string)
 	ending  bool
 }
 
@@ -69,6 +70,10 @@ func (w *World) Wall() time.Time { return epoch.Add(w.now) }
 
 // OnTrace sends every traced line to fn, for reading a failure.
 func (w *World) OnTrace(fn func(string)) { w.sink = fn }
+
+// OnStep sends every scheduling decision to fn: where the first one differs
+// between two runs of equal seed, the task before it broke determinism.
+func (w *World) OnStep(fn func(string)) { w.onStep = fn }
 
 // Trace adds an event to the trace.
 func (w *World) Trace(format string, args ...any) {
@@ -173,6 +178,9 @@ func (w *World) step() {
 	w.ready = append(w.ready[:i], w.ready[i+1:]...)
 	w.steps++
 	w.trace = (w.trace ^ t.id) * 0x100000001b3
+	if w.onStep != nil {
+		w.onStep(fmt.Sprintf("%12s task %d %s", w.now, t.id, t.name))
+	}
 	w.current = t
 	t.wake <- true
 	<-w.yield
