@@ -179,13 +179,19 @@ func decodeFront(page []byte, at place) (frontKind, front) {
 		return frontNone, f
 	}
 	rec := headerRecord{h: &f.header}
-	if _, err := codec.DecodePrefix(page[8:headerSize-8], &rec); err != nil || rec.place != at || validHeader(&f.header) != nil {
+	if !decodeSector(page, &rec) || rec.place != at || validHeader(&f.header) != nil {
 		return frontNone, front{}
 	}
 	if decodeSeal(page, &f) {
 		return frontSeal, f
 	}
 	return frontOpen, f
+}
+
+// decodeSector reads what a header sector holds behind its magic; the rest of it is zero.
+func decodeSector(page []byte, m codec.Message) bool {
+	rest, err := codec.DecodePrefix(page[8:headerSize-8], m)
+	return err == nil && allZero(rest)
 }
 
 func allZero(p []byte) bool {
@@ -302,6 +308,5 @@ func decodeSegHeader(page []byte) (h segHeader, ok bool) {
 	if len(page) < headerSize || !sumOK(page[:headerSize]) || !bytes.Equal(page[:8], magicSegment[:]) {
 		return h, false
 	}
-	_, err := codec.DecodePrefix(page[8:headerSize-8], &h)
-	return h, err == nil && h.pages > 1
+	return h, decodeSector(page, &h) && h.pages > 1
 }

@@ -194,8 +194,7 @@ func decodeLogHeader(page []byte) (h logHeader, ok bool) {
 	if len(page) < headerSize || !sumOK(page[:headerSize]) || !bytes.Equal(page[:8], magicLog[:]) {
 		return h, false
 	}
-	_, err := codec.DecodePrefix(page[8:headerSize-8], &h)
-	return h, err == nil
+	return h, decodeSector(page, &h)
 }
 
 // createLog writes a new generation from the batches that next yields until
