@@ -1,0 +1,253 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/ckptfs/ckptfs/fs/file"
+	"github.com/ckptfs/ckptfs/internal/errkind"
+	"github.com/ckptfs/ckptfs/internal/ids"
+	"github.com/ckptfs/ckptfs/internal/sim/simcluster"
+	"github.com/ckptfs/ckptfs/meta/api"
+)
+
+var ctx = context.Background()
+
+// work does one thing after the other until the run ends.
+func (r *run) work() {
+	defer func() { r.workers-- }()
+	rng := r.World.Rand()
+	for !r.stop {
+		r.World.Sleep(time.Duration(rng.IntN(40_000_000)))
+		m := r.mounts[rng.IntN(len(r.mounts))]
+		e := r.take()
+		if e == nil {
+			continue
+		}
+		var what string
+		var err error
+		switch p := rng.IntN(100); {
+		case p < 45:
+			what, err = "write", r.write(m, e)
+		case p < 80:
+			what, err = "read", r.read(m, e)
+		case p < 92:
+			what, err = "rename", r.rename(m, e)
+		default:
+			what, err = "unlink", r.unlink(m, e)
+		}
+		e.busy = false
+		r.result.Ops++
+		r.World.Trace("%s: %s %s: %v", m.Name, what, e, err)
+		if err != nil {
+			r.violate("%s: %s %s: %w", m.Name, what, e, err)
+		}
+	}
+}
+
+// take chooses an entry that nobody uses.
+func (r *run) take() *entry {
+	e := r.entries[r.World.Rand().IntN(len(r.entries))]
+	if e.busy {
+		return nil
+	}
+	e.busy = true
+	return e
+}
+
+func (r *run) lookup(m *simcluster.Mount, e *entry) (api.Attr, error) {
+	var got api.Entry
+	err := m.Meta.Do(ctx, &api.Lookup{Parent: e.dir, Name: []byte(e.name)}, &got)
+	return got.Attr, err
+}
+
+// open opens the file as open(2) with O_CREAT does.
+func (r *run) open(m *simcluster.Mount, e *entry) (*file.Handle, error) {
+	var got api.Entry
+	err := m.Meta.Do(ctx, &api.Create{
+		Parent: e.dir, Name: []byte(e.name), Mode: api.ModeRegular | 0o644, Open: true, Time: r.World.Wall().UnixNano(),
+	}, &got)
+	if err != nil {
+		return nil, err
+	}
+	if got.Existed != e.exists {
+		return nil, fmt.Errorf("create found the file: %v, it exists: %v", got.Existed, e.exists)
+	}
+	if got.Existed {
+		return m.Engine.Open(ctx, got.Attr.Ino, file.OpenFlags{Write: true})
+	}
+	e.exists, e.images = true, [][]byte{{}}
+	return m.Engine.OpenCreated(got.Attr, file.OpenFlags{Write: true}), nil
+}
+
+// write opens a file, changes it in several steps, and closes it.
+func (r *run) write(m *simcluster.Mount, e *entry) error {
+	h, err := r.open(m, e)
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	defer h.Release()
+	rng := r.World.Rand()
+	if rng.IntN(3) == 0 {
+		if err := r.truncate(m, e, h.Ino(), 0); err != nil {
+			return err
+		}
+	}
+	for range 1 + rng.IntN(5) {
+		var err error
+		switch p := rng.IntN(10); {
+		case p < 7:
+			err = r.writeOnce(e, h)
+		case p < 8:
+			if err = h.Sync(ctx); err == nil {
+				e.acknowledged()
+			}
+		case p < 9:
+			err = r.truncate(m, e, h.Ino(), rng.IntN(len(e.newest())+1))
+		default:
+			err = r.compare(e, h, [][]byte{e.newest()})
+		}
+		if err != nil {
+			return err
+		}
+		if rng.IntN(8) == 0 {
+			r.World.Sleep(time.Duration(rng.IntN(3_000_000_000)))
+		}
+	}
+	if err := h.Flush(ctx); err != nil {
+		return fmt.Errorf("close: %w", err)
+	}
+	e.acknowledged()
+	return nil
+}
+
+// writeOnce writes some bytes somewhere, often at the end.
+func (r *run) writeOnce(e *entry, h *file.Handle) error {
+	rng := r.World.Rand()
+	old := e.newest()
+	n := 1 + rng.IntN([]int{100, 5000, 100_000, 400_000}[rng.IntN(4)])
+	off := len(old)
+	fl := file.WriteFlags{}
+	switch rng.IntN(4) {
+	case 0:
+		off = rng.IntN(len(old) + 1)
+	case 1:
+		fl.Append = true
+	}
+	n = max(min(n, r.cfg.MaxFile-off), 0)
+	data := random(rng.Uint64(), n)
+	e.wrote(overwrite(old, data, off))
+	if _, err := h.WriteAt(ctx, data, int64(off), fl); err != nil {
+		return fmt.Errorf("write %d bytes at %d: %w", n, off, err)
+	}
+	return nil
+}
+
+func (r *run) truncate(m *simcluster.Mount, e *entry, ino ids.Ino, size int) error {
+	e.wrote(resize(e.newest(), size))
+	if _, err := m.Engine.Truncate(ctx, ino, int64(size)); err != nil {
+		return fmt.Errorf("truncate to %d: %w", size, err)
+	}
+	return nil
+}
+
+// read opens a file and compares it with what it must hold.
+func (r *run) read(m *simcluster.Mount, e *entry) error {
+	a, err := r.lookup(m, e)
+	if !e.exists && errors.Is(err, errkind.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lookup: %w", err)
+	}
+	if !e.exists {
+		return errors.New("lookup: a removed file is there")
+	}
+	h, err := m.Engine.Open(ctx, a.Ino, file.OpenFlags{})
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	defer h.Release()
+	return r.compare(e, h, e.images)
+}
+
+// compare reads all of an open file.
+func (r *run) compare(e *entry, h *file.Handle, images [][]byte) error {
+	size := int(h.Attr().Size)
+	got := make([]byte, 0, size)
+	buf := make([]byte, 1+r.World.Rand().IntN(300_000))
+	for {
+		n, err := h.ReadAt(ctx, buf, int64(len(got)))
+		if err != nil {
+			return fmt.Errorf("read at %d: %w", len(got), err)
+		}
+		if n == 0 {
+			break
+		}
+		got = append(got, buf[:n]...)
+	}
+	if size != len(got) {
+		return fmt.Errorf("size %d, but %d bytes could be read", size, len(got))
+	}
+	r.World.Trace("read %s: %d bytes %016x", e, len(got), xxh3.Hash(got))
+	want := entry{dir: e.dir, name: e.name, images: images}
+	return want.check(got)
+}
+
+// rename moves a file over another name, flushing it first as a mount does.
+func (r *run) rename(m *simcluster.Mount, e *entry) error {
+	to := r.take()
+	if to == nil {
+		return nil
+	}
+	defer func() { to.busy = false }()
+	a, err := r.lookup(m, e)
+	if !e.exists && errors.Is(err, errkind.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lookup: %w", err)
+	}
+	if err := m.Engine.FlushIno(ctx, a.Ino); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	var done api.Renamed
+	err = m.Meta.Do(ctx, &api.Rename{
+		OldParent: e.dir, OldName: []byte(e.name), NewParent: to.dir, NewName: []byte(to.name), Time: r.World.Wall().UnixNano(),
+	}, &done)
+	if err != nil {
+		return fmt.Errorf("to %s: %w", to, err)
+	}
+	to.exists, to.images = true, e.images
+	e.exists, e.images = false, nil
+	return nil
+}
+
+func (r *run) unlink(m *simcluster.Mount, e *entry) error {
+	var got api.Entry
+	err := m.Meta.Do(ctx, &api.Unlink{Parent: e.dir, Name: []byte(e.name), Time: r.World.Wall().UnixNano()}, &got)
+	if !e.exists && errors.Is(err, errkind.NotFound) {
+		return nil
+	}
+	e.exists, e.images = false, nil
+	return err
+}
+
+// random makes n bytes that follow from seed; one in four is all of one value,
+// as checkpoints have them.
+func random(seed uint64, n int) []byte {
+	if seed%4 == 0 {
+		return bytes.Repeat([]byte{byte(seed >> 8)}, n)
+	}
+	p := make([]byte, n)
+	for i := range p {
+		seed = seed*6364136223846793005 + 1442695040888963407
+		p[i] = byte(seed >> 56)
+	}
+	return p
+}
