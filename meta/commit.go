@@ -152,6 +152,8 @@ func (m *filemap) apply(o *api.Op, bases *[]uint64) error {
 		return err
 	case api.OpReplace:
 		return m.replace(o)
+	case api.OpExtend:
+		n.Size = max(n.Size, o.Off)
 	case api.OpKillPriv:
 		m.s.killPriv(n)
 	default:

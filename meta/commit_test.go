@@ -219,3 +219,18 @@ func TestCompactionCandidates(t *testing.T) {
 	require.Equal(t, split, got[0].Ino)
 	require.Equal(t, Candidate{Ino: dead, End: CompactWindow, Extents: 2, Bytes: 1 << 20, Held: 4 << 20, Live: 1 << 20}, got[1])
 }
+
+func TestExtendNeverLowersTheSize(t *testing.T) {
+	r := newRig(t)
+	f := r.file(1, "f")
+	extend := func(size uint64) api.Attr {
+		return r.do(&api.Commit{Ino: f, Ops: []api.Op{{Kind: api.OpExtend, Off: size}}}).(*api.Committed).Attr
+	}
+	require.EqualValues(t, 5000, extend(5000).Size)
+	before := r.write(f, 5000, 4096)
+	a := extend(6000)
+	require.EqualValues(t, 5000+before.Length, a.Size)
+	require.EqualValues(t, before.Length, a.Stored)
+	r.refused(errkind.TooBig, &api.Commit{Ino: f, Ops: []api.Op{{Kind: api.OpExtend, Off: 1 << 63}}})
+	r.check()
+}

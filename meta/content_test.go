@@ -61,7 +61,7 @@ func overlay(file []byte, off int, p []byte) []byte {
 func (m *contentModel) op(t *rapid.T, c *api.Commit, file []byte) []byte {
 	off := rapid.IntRange(0, modelSize-4000).Draw(t, "off")
 	n := rapid.IntRange(1, 4000).Draw(t, "len")
-	switch rapid.IntRange(0, 7).Draw(t, "op") {
+	switch rapid.IntRange(0, 8).Draw(t, "op") {
 	case 0, 1:
 		return m.scatter(t, c, file, off, n)
 	case 2:
@@ -92,6 +92,9 @@ func (m *contentModel) op(t *rapid.T, c *api.Commit, file []byte) []byte {
 		return overlay(file, len(file), m.blocks[b.ID])
 	case 6:
 		return m.share(t, c, file, off)
+	case 7:
+		c.Ops = append(c.Ops, api.Op{Kind: api.OpExtend, Off: uint64(off)})
+		return overlay(file, max(off, len(file)), nil)
 	}
 	c.Ops = append(c.Ops, api.Op{Kind: api.OpKillPriv})
 	return file

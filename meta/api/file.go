@@ -28,6 +28,9 @@ const (
 	OpReplace
 	// OpKillPriv clears the set-id bits and security.capability.
 	OpKillPriv
+	// OpExtend raises the size to at least Off and never lowers it: what lies
+	// between is a hole.
+	OpExtend
 )
 
 // Op is one operation of a commit.
@@ -55,7 +58,7 @@ func (o *Op) Code(c *codec.Coder) {
 	case OpAppend, OpReplace:
 		codec.Slice(c, &o.Extents, func(c *codec.Coder, e *ids.Extent) { c.Extent(e) })
 		codec.VarInt(c, &o.Expect)
-	case OpPunch, OpTruncate, OpKillPriv:
+	case OpPunch, OpTruncate, OpKillPriv, OpExtend:
 	default:
 		c.Fail("operation kind %d", o.Kind)
 	}

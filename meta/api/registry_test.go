@@ -77,6 +77,7 @@ func (f *filler) ops() []Op {
 		{Kind: OpAppend, Off: f.next(), Len: f.next(), Extents: []ids.Extent{f.extent()}},
 		{Kind: OpReplace, Off: f.next(), Len: f.next(), Extents: []ids.Extent{f.extent(), f.extent()}, Expect: f.next()},
 		{Kind: OpKillPriv},
+		{Kind: OpExtend, Off: f.next()},
 	}
 }
 
