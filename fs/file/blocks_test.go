@@ -20,6 +20,7 @@ type faults struct {
 	refuse   uint64 // a stripe, and all behind it, is not taken
 	deny     uint64 // NewBlock fails for now
 	narrow   uint64 // a block gets a narrower layout
+	spill    uint64 // a sealed block becomes several
 	maxDelay time.Duration
 	seal     func(ids.BlockID) error
 	read     func(ids.BlockID) error
@@ -88,7 +89,7 @@ func (m *memBlocks) NewBlock(ctx context.Context, spec chunk.BlockSpec) (chunk.B
 	if m.chance(m.faults.deny) {
 		return nil, errkind.Unavailable.Wrap("too few servers")
 	}
-	w := &memWriter{m: m, layout: spec.Layout, id: spec.NextID(), max: spec.MaxLen}
+	w := &memWriter{m: m, layout: spec.Layout, id: spec.NextID(), max: spec.MaxLen, nextID: spec.NextID}
 	if m.chance(m.faults.narrow) {
 		w.layout, _ = spec.Layout.Narrow(5 - int(m.sched.Uint64()%3))
 	}
@@ -147,6 +148,9 @@ type memWriter struct {
 	layout ids.Layout
 	id     ids.BlockID
 	max    int
+	nextID func() ids.BlockID
+	first  ids.BlockID // of a rewritten block
+	spill  []ids.Block
 	data   []byte
 	ended  bool
 	cond   sched.Cond
@@ -223,8 +227,28 @@ func (w *memWriter) Seal(ctx context.Context) (ids.Block, error) {
 			return ids.Block{}, err
 		}
 	}
+	if len(w.data) > 0 && w.m.chance(w.m.faults.spill) {
+		return w.rewrite(), nil
+	}
 	return w.keep(), nil
 }
+
+// rewrite files the bytes away as several blocks with new ids, cut anywhere.
+func (w *memWriter) rewrite() ids.Block {
+	var all []ids.Block
+	least, most := len(w.data)/16+1, uint64(len(w.data)/2+1)
+	for data := w.data; len(data) > 0; {
+		c := min(len(data), least+int(w.m.sched.Uint64()%most))
+		w.id, w.data = w.nextID(), data[:c:c]
+		all = append(all, w.keep())
+		data = data[c:]
+	}
+	w.first, w.spill = all[0].ID, all[1:]
+	return all[0]
+}
+
+// Spill returns the blocks of a rewritten one, but for the first.
+func (w *memWriter) Spill() []ids.Block { return w.spill }
 
 // keep files the block away and describes it.
 func (w *memWriter) keep() ids.Block {
@@ -253,6 +277,10 @@ func (w *memWriter) end(what string, lose bool) {
 	w.m.mu.open--
 	if lose {
 		delete(w.m.mu.blocks, w.id)
+		delete(w.m.mu.blocks, w.first)
+		for i := range w.spill {
+			delete(w.m.mu.blocks, w.spill[i].ID)
+		}
 	}
 }
 

@@ -7,13 +7,12 @@ import (
 
 	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/internal/errkind"
-	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/meta/api"
 )
 
 const (
 	commitBlocks = 8                 // sealed packs that start a commit unasked
-	maxOps       = api.MaxOps - 12   // entries in one commit, leaving room for the rest
+	maxOps       = api.MaxOps - 12   // ranges in one commit, leaving room for the rest
 	maxEncoded   = api.MaxCommit / 2 // estimated bytes of one commit
 )
 
@@ -62,6 +61,12 @@ func (n *inode) kick() {
 func (n *inode) commitLoop() {
 	n.mu.Lock()
 	for n.ready() {
+		if pk := n.oversized(); pk != nil {
+			n.mu.Unlock()
+			n.splitPack(pk)
+			n.mu.Lock()
+			continue
+		}
 		r := n.gather()
 		if r == nil {
 			break
@@ -145,7 +150,7 @@ func (n *inode) gather() *round {
 			}
 		}
 		if n.mu.extend > size {
-			r.req.Ops = append(r.req.Ops, api.Op{Kind: api.OpTruncate, Off: n.mu.extend})
+			r.req.Ops = append(r.req.Ops, api.Op{Kind: api.OpExtend, Off: n.mu.extend})
 		}
 		n.mu.extendFlight, n.mu.extend = n.mu.extend, 0
 	}
@@ -155,7 +160,9 @@ func (n *inode) gather() *round {
 		r.change = n.mu.change
 	}
 	for _, op := range r.req.Ops {
-		if op.Kind != api.OpTruncate && op.Kind != api.OpKillPriv {
+		switch op.Kind {
+		case api.OpTruncate, api.OpExtend, api.OpKillPriv:
+		default:
 			r.steps++
 		}
 	}
@@ -197,7 +204,7 @@ func (n *inode) gatherPacks(r *round, limit int) {
 		if pk.state != packSealed || pk.app {
 			continue
 		}
-		if ops+pk.pieces > maxOps || r.bytes+pk.encoded() > maxEncoded || n.mu.unitLimit > 0 && r.units+1 > limit {
+		if ops+pk.maxOpsOf() > maxOps || r.bytes+pk.encoded() > maxEncoded || n.mu.unitLimit > 0 && r.units+1 > limit {
 			if units == 0 && r.units == 0 {
 				continue
 			}
@@ -205,57 +212,25 @@ func (n *inode) gatherPacks(r *round, limit int) {
 		}
 		units++
 		r.units++
-		ops += pk.pieces // each becomes an operation below
-		r.take(pk)
+		ops += pk.maxOpsOf() // they become operations below
+		n.take(r, pk)
 	}
 	if len(r.packs) == 0 {
 		return
 	}
 	for _, en := range n.mu.ov.list {
 		if en.pk != nil && en.pk.state == packFlight && !en.pk.app {
-			r.req.Ops = append(r.req.Ops, en.op())
+			r.req.Ops = append(r.req.Ops, en.ops()...)
 		}
 	}
 }
 
 // take puts a sealed pack into the commit.
-func (r *round) take(pk *pack) {
+func (n *inode) take(r *round, pk *pack) {
 	pk.state = packFlight
 	r.packs = append(r.packs, pk)
 	r.bytes += pk.encoded()
-	if !pk.inline && pk.pieces > 0 {
-		r.req.Blocks = append(r.req.Blocks, pk.block)
-	}
-}
-
-// encoded estimates the bytes that the pack adds to a commit.
-func (pk *pack) encoded() int {
-	return 64*pk.pieces + 64 + 16*len(pk.block.Disks) + 16*len(pk.block.Frames) + int(pk.inlineLength())
-}
-
-func (pk *pack) inlineLength() uint32 {
-	if pk.inline {
-		return pk.length
-	}
-	return 0
-}
-
-// op is the operation that commits the entry of a sealed pack.
-func (en entry) op() api.Op {
-	op := api.Op{Kind: api.OpWrite, Off: en.off, Len: en.end - en.off}
-	if en.pk.inline {
-		op.Kind, op.Data = api.OpInline, en.inlineData()
-		return op
-	}
-	op.Block, op.BlockOff = en.pk.block.ID, en.pkOff
-	return op
-}
-
-// inlineData copies the entry's bytes out of the pack's buffers.
-func (en entry) inlineData() []byte {
-	data := make([]byte, en.end-en.off)
-	en.pk.copyOut(data, en.pkOff)
-	return data
+	r.req.Blocks = append(r.req.Blocks, n.referred(pk)...)
 }
 
 // gatherAppended adds the run of appended bytes, once all of it is sealed and
@@ -278,13 +253,10 @@ func (n *inode) gatherAppended(r *round) {
 		if !en.app || en.off >= app.cut {
 			continue
 		}
-		x := ids.Extent{Off: en.off - app.base, Len: en.end - en.off, Kind: ids.ExtentBlock}
-		if en.pk.inline {
-			x.Kind, x.Data = ids.ExtentInline, en.inlineData()
-		} else {
-			x.Block, x.BlockOff = en.pk.block.ID, en.pkOff
+		for _, x := range en.extents() {
+			x.Off -= app.base
+			op.Extents = append(op.Extents, x)
 		}
-		op.Extents = append(op.Extents, x)
 	}
 	if len(op.Extents) == 0 {
 		*app = appRun{}
@@ -292,7 +264,7 @@ func (n *inode) gatherAppended(r *round) {
 	}
 	for _, pk := range n.mu.packs {
 		if pk.app && pk.seq <= app.seq && pk.state == packSealed {
-			r.take(pk)
+			n.take(r, pk)
 		}
 	}
 	r.req.Ops = append(r.req.Ops, op)

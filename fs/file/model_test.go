@@ -273,7 +273,7 @@ func TestModel(t *testing.T) {
 		v := newService(t, world)
 		blocks := newBlocks(world)
 		if rapid.Bool().Draw(t, "faults") {
-			blocks.faults = faults{refuse: 15, deny: 10, narrow: 30, maxDelay: 30 * time.Millisecond}
+			blocks.faults = faults{refuse: 15, deny: 10, narrow: 30, spill: 25, maxDelay: 30 * time.Millisecond}
 		}
 		budget := rapid.SampledFrom([]int64{1, 4 << 20, 64 << 20}).Draw(t, "budget")
 		m := &model{world: world, seed: 1}

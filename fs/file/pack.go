@@ -11,7 +11,7 @@ import (
 // api.MaxOps, and a block's extents are all in one commit (rule 13).
 const (
 	closePieces = 400 // no new ranges
-	maxPieces   = 480 // a write that would split one more waits for the commit
+	maxPieces   = 440 // a write that would split one more waits for the commit: a block that spills splits some, too
 )
 
 type packState uint8
@@ -41,7 +41,7 @@ type pack struct {
 	inline  bool // committed as inline data
 	state   packState
 	w       chunk.BlockWriter
-	block   ids.Block
+	blocks  sealed
 	stripes []stripe
 	issued  []ids.BlockID
 	failing time.Duration // since when tries to store it fail; 0: they do not

@@ -143,7 +143,7 @@ func (pk *pack) storeSmall() error {
 	})
 	n.mu.Lock()
 	if err == nil {
-		pk.w, pk.block = w, blk
+		pk.w, pk.blocks = w, sealed{blk}
 	}
 	n.mu.Unlock()
 	pk.answer(0, err == nil)
@@ -194,9 +194,10 @@ func (pk *pack) storeStriped() error {
 	if err != nil {
 		return fmt.Errorf("seal a block of inode %s: %w", n.ino, err)
 	}
+	blocks := sealedBy(w, blk)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	pk.block = blk
+	pk.blocks = blocks
 	return nil
 }
 
@@ -352,7 +353,7 @@ func (pk *pack) finish() error {
 	acc, ended := uint32(0), false
 	for _, s := range pk.stripes {
 		if s.ok && ended {
-			return errkind.Internal.Wrap("block %s of inode %s: a stripe was kept behind a refused one", pk.block.ID, n.ino)
+			return errkind.Internal.Wrap("block %s of inode %s: a stripe was kept behind a refused one", pk.blocks[0].ID, n.ino)
 		}
 		if s.ok {
 			acc = s.hi
@@ -360,8 +361,8 @@ func (pk *pack) finish() error {
 			ended = true
 		}
 	}
-	if pk.block.Length != acc {
-		return errkind.Internal.Wrap("block %s of inode %s holds %d bytes where %d were acknowledged", pk.block.ID, n.ino, pk.block.Length, acc)
+	if pk.blocks.length() != acc {
+		return errkind.Internal.Wrap("block %s of inode %s holds %d bytes where %d were acknowledged", pk.blocks[0].ID, n.ino, pk.blocks.length(), acc)
 	}
 	for i, b := range pk.bufs {
 		if b.bad || b.left > 0 {

@@ -120,7 +120,10 @@ func (n *inode) gatherRead(p []byte, off uint64, segs []segment) ([]segment, *mi
 			case b != nil && b.mem != nil:
 				c = copy(p[:c], b.mem[pkOff-b.base:b.n])
 			case en.pk.state == packSealed || en.pk.state == packFlight:
-				segs = append(segs, segment{p[:c], &en.pk.block, int(pkOff), int(en.pkOff), int(en.pkOff) + int(en.end-en.off), off})
+				blk, base := en.pk.blocks.at(pkOff)
+				lo, end := max(en.pkOff, base), min(en.pkOff+uint32(en.end-en.off), base+blk.Length)
+				c = min(c, int(end-pkOff))
+				segs = append(segs, segment{p[:c], blk, int(pkOff - base), int(lo - base), int(end - base), off})
 			default:
 				return nil, &missing{pack: en.pk}
 			}

@@ -13,14 +13,14 @@ import (
 	"github.com/ckptfs/ckptfs/meta/api"
 )
 
-// copied is a sealed block that holds bytes of others.
+// copied are sealed blocks of one writer that hold bytes of others.
 type copied struct {
-	block  ids.Block
+	blocks sealed
 	w      chunk.BlockWriter
 	issued []ids.BlockID
 }
 
-// giveUp abandons the block.
+// giveUp abandons the blocks.
 func (c *copied) giveUp(e *Engine) {
 	if c.w != nil {
 		c.w.Abandon()
@@ -59,8 +59,8 @@ func (n *inode) copyBlock(ctx context.Context, layout ids.Layout, fileOff uint64
 	} else {
 		err = n.copyStriped(ctx, c, spec, length, src)
 	}
-	if err == nil && int(c.block.Length) != length {
-		err = errkind.Unavailable.Wrap("block %s holds %d of %d bytes", c.block.ID, c.block.Length, length)
+	if err == nil && int(c.blocks.length()) != length {
+		err = errkind.Unavailable.Wrap("block %s holds %d of %d bytes", c.blocks[0].ID, c.blocks.length(), length)
 	}
 	if err != nil {
 		c.giveUp(n.e)
@@ -78,7 +78,8 @@ func (n *inode) copySmall(ctx context.Context, c *copied, spec chunk.BlockSpec, 
 	if err := src(ctx, buf[:length], 0); err != nil {
 		return err
 	}
-	c.block, c.w, err = n.e.cfg.Blocks.WriteBlock(ctx, spec, buf[:length])
+	blk, w, err := n.e.cfg.Blocks.WriteBlock(ctx, spec, buf[:length])
+	c.blocks, c.w = sealed{blk}, w
 	return err
 }
 
@@ -119,11 +120,13 @@ func (n *inode) copyStriped(ctx context.Context, c *copied, spec chunk.BlockSpec
 		}
 		off += size
 	}
-	if c.block, err = w.Seal(ctx); err != nil {
+	blk, err := w.Seal(ctx)
+	if err != nil {
 		return err
 	}
+	c.blocks = sealedBy(w, blk)
 	if !a.kept(ctx, n.e) {
-		return errkind.Unavailable.Wrap("block %s does not hold all of a copy", c.block.ID)
+		return errkind.Unavailable.Wrap("block %s does not hold all of a copy", blk.ID)
 	}
 	return nil
 }
@@ -147,12 +150,12 @@ func (n *inode) splitPack(pk *pack) {
 	n.mu.Lock()
 	mid := pk.middle(&n.mu.ov)
 	layout := n.mu.attr.Layout
-	length := pk.block.Length
+	length := pk.blocks.length()
 	n.mu.Unlock()
 	half := func(lo, hi uint32) (c *copied, err error) {
 		err = pk.attempt(func(ctx context.Context) error {
 			c, err = n.copyBlock(ctx, layout, pk.fileOff, int(hi-lo), func(ctx context.Context, dst []byte, off int) error {
-				return n.e.cfg.Blocks.ReadBlock(ctx, &pk.block, int(lo)+off, dst)
+				return pk.blocks.read(ctx, n.e.cfg.Blocks, int(lo)+off, dst)
 			})
 			return err
 		})
@@ -199,7 +202,7 @@ func (n *inode) failSplit(err error) {
 func (pk *pack) half(c *copied) *pack {
 	return &pack{
 		n: pk.n, seq: pk.seq, first: pk.first, fileOff: pk.fileOff, app: pk.app, closed: true, pumped: true,
-		state: packSealed, length: c.block.Length, w: c.w, block: c.block, issued: c.issued,
+		state: packSealed, length: c.blocks.length(), w: c.w, blocks: c.blocks, issued: c.issued,
 	}
 }
 
@@ -367,8 +370,8 @@ func (n *inode) replace(part *api.Map, attr *api.Attr, lo, hi uint64) error {
 			return err
 		}
 		blocks = append(blocks, c)
-		req.Blocks = append(req.Blocks, c.block)
-		op.Extents = append(op.Extents, joined(take, c.block.ID)...)
+		req.Blocks = append(req.Blocks, c.blocks...)
+		op.Extents = append(op.Extents, joined(take, c.blocks)...)
 	}
 	req.Ops = []api.Op{op}
 	req.Floor = n.e.blockIDs.floorWithout(req.Blocks)
@@ -423,17 +426,17 @@ func firstBytes(list []ids.Extent, limit uint64) (first, rest []ids.Extent) {
 	return list, nil
 }
 
-// joined describes the extents as one block that holds them one after another.
-func joined(list []ids.Extent, id ids.BlockID) []ids.Extent {
+// joined describes the extents as blocks that hold them one after another.
+func joined(list []ids.Extent, blocks sealed) []ids.Extent {
 	var out []ids.Extent
 	at := uint32(0)
-	for _, x := range list {
-		if k := len(out); k > 0 && out[k-1].End() == x.Off {
-			out[k-1].Len += x.Len
-		} else {
-			out = append(out, ids.Extent{Off: x.Off, Len: x.Len, Kind: ids.ExtentBlock, Block: id, BlockOff: at})
+	for i := 0; i < len(list); {
+		off, length := list[i].Off, uint64(0)
+		for ; i < len(list) && list[i].Off == off+length; i++ {
+			length += list[i].Len
 		}
-		at += uint32(x.Len)
+		out = append(out, blocks.pieces(off, length, at)...)
+		at += uint32(length)
 	}
 	return out
 }

@@ -161,6 +161,10 @@ func (s *session) Do(ctx context.Context, req api.Request, reply codec.Message) 
 			s.mu.Unlock()
 			return errkind.TooBig.Wrap("commit of %d operations", len(c.Ops))
 		}
+		if old, ok := refersToOld(c); ok {
+			s.mu.Unlock()
+			return errkind.Invalid.Wrap("an operation refers to block %s of another commit", old)
+		}
 	}
 	s.mu.Unlock()
 	if err := s.v.call(s.id, seq, req, reply); err != nil {
@@ -170,6 +174,27 @@ func (s *session) Do(ctx context.Context, req api.Request, reply codec.Message) 
 		return s.after(req)
 	}
 	return nil
+}
+
+// refersToOld finds a block in the operations that is not new: all extents of a
+// block belong in the commit that brings it (rule 13). The state machine sees
+// to it that no block is brought twice.
+func refersToOld(c *api.Commit) (ids.BlockID, bool) {
+	fresh := map[ids.BlockID]bool{{}: true}
+	for i := range c.Blocks {
+		fresh[c.Blocks[i].ID] = true
+	}
+	for i := range c.Ops {
+		if !fresh[c.Ops[i].Block] {
+			return c.Ops[i].Block, true
+		}
+		for _, x := range c.Ops[i].Extents {
+			if !fresh[x.Block] {
+				return x.Block, true
+			}
+		}
+	}
+	return ids.BlockID{}, false
 }
 
 func (s *session) NextBlockID(slot ids.Slot) ids.BlockID {
