@@ -66,8 +66,11 @@ type ReadMode uint8
 
 // The read modes. Whatever the mode, files open for writing use direct I/O.
 const (
+	// ReadAuto reads small files through the kernel's page cache and large
+	// ones (directFrom) past it.
+	ReadAuto ReadMode = iota
 	// ReadCached reads through the kernel's page cache.
-	ReadCached ReadMode = iota
+	ReadCached
 	// ReadDirect brings every read to the daemon. Shared maps still work.
 	ReadDirect
 )

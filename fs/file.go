@@ -48,19 +48,25 @@ func (f *FS) opened(out *fuseconn.OpenOut, h File, a *api.Attr, flags uint32, ke
 	of := &openFile{file: h, ino: a.Ino}
 	of.touch = flags&syscall.O_NOATIME == 0 && f.wantsAtime(a)
 	out.Fh = f.files.add(of)
-	out.OpenFlags = f.openMode(flags, keep)
+	out.OpenFlags = f.openMode(flags, a.Size, keep)
 }
+
+// directFrom is the size from which a file is read past the page cache when
+// nothing else was asked for, in bytes. See docs/performance.md.
+const directFrom = 4 << 20
 
 // openMode chooses how the kernel does I/O on one open file. Direct I/O brings
 // requests of up to 1 MiB at any offset straight to the daemon, which writes
-// need for speed and O_DIRECT for its meaning; shared maps of such files still
-// go through pages. Readers use the page cache, so that maps and small reads
-// are served without the daemon. Pages of another version of the file are
-// dropped by not returning OpenKeepCache.
-func (f *FS) openMode(flags uint32, keep bool) uint32 {
+// need for speed and O_DIRECT for its meaning; maps of such files still go
+// through pages. Readers of small files use the page cache, so that they are
+// read again without the daemon; a large one, a shard of a checkpoint, is read
+// once and in large pieces, and would be copied twice, into fresh pages. Pages
+// of another version of the file are dropped by not returning OpenKeepCache.
+func (f *FS) openMode(flags uint32, size uint64, keep bool) uint32 {
 	var mode uint32
 	writer := flags&accessMode != syscall.O_RDONLY
-	if writer || flags&openDirect != 0 || f.cfg.ReadMode == ReadDirect {
+	large := f.cfg.ReadMode == ReadAuto && size >= directFrom
+	if writer || flags&openDirect != 0 || f.cfg.ReadMode == ReadDirect || large {
 		mode |= fuseconn.OpenDirectIO
 	}
 	if keep {

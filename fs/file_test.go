@@ -422,3 +422,25 @@ func TestHandlesAreGivenBack(t *testing.T) {
 	}
 	require.NotZero(t, m.session.take(api.KindCreate))
 }
+
+func TestOpenMode(t *testing.T) {
+	const direct, cached = fuseconn.OpenDirectIO, 0
+	for _, c := range []struct {
+		mode  ReadMode
+		flags uint32
+		size  uint64
+		want  uint32
+	}{
+		{ReadAuto, unix.O_RDONLY, directFrom - 1, cached},
+		{ReadAuto, unix.O_RDONLY, directFrom, direct},
+		{ReadAuto, unix.O_RDWR, 0, direct},
+		{ReadAuto, unix.O_RDONLY | unix.O_DIRECT, 0, direct},
+		{ReadCached, unix.O_RDONLY, 1 << 40, cached},
+		{ReadCached, unix.O_WRONLY, 1 << 40, direct},
+		{ReadDirect, unix.O_RDONLY, 0, direct},
+	} {
+		f := New(Config{ReadMode: c.mode})
+		require.EqualValues(t, c.want, f.openMode(c.flags, c.size, false), "%+v", c)
+		require.EqualValues(t, c.want|fuseconn.OpenKeepCache, f.openMode(c.flags, c.size, true), "%+v", c)
+	}
+}

@@ -103,10 +103,13 @@ func (m *Mount) start(ctx context.Context) error {
 }
 
 func readMode(s string) fs.ReadMode {
-	if s == "direct" {
+	switch s {
+	case "direct":
 		return fs.ReadDirect
+	case "cached":
+		return fs.ReadCached
 	}
-	return fs.ReadCached
+	return fs.ReadAuto
 }
 
 // budget is the memory for buffers, in bytes: what was asked for, else 1 GiB
