@@ -23,8 +23,9 @@ func main() {
 	metas := flag.Int("metas", 1, "metadata servers, 1 or 3")
 	twice := flag.Bool("twice", false, "run each seed a second time and compare the traces")
 	noFault := flag.Bool("no-faults", false, "run the programs alone")
+	wild := flag.Bool("wild", false, "hurt any number of chunk servers at once: operations may fail")
 	flag.Parse()
-	cfg := workload.Config{For: *length, NoFault: *noFault}
+	cfg := workload.Config{For: *length, NoFault: *noFault, Wild: *wild}
 	cfg.Cluster.Metas = *metas
 	if *trace || *steps {
 		cfg.Trace = func(line string) { fmt.Println(line) }
@@ -39,7 +40,7 @@ func main() {
 	for s := *seed; s < *seed+uint64(*seeds); s++ {
 		if !one(s, cfg, *twice) {
 			failed++
-			fmt.Printf("reproduce: go run ./internal/sim/cmd -seed %d -for %s -metas %d -trace\n", s, *length, *metas)
+			fmt.Printf("reproduce: go run ./internal/sim/cmd -seed %d -for %s -metas %d -wild=%v -trace\n", s, *length, *metas, *wild)
 		}
 	}
 	if failed > 0 {
@@ -55,8 +56,8 @@ func one(seed uint64, cfg workload.Config, twice bool) bool {
 		fmt.Printf("seed %d FAILED: %v\n", seed, err)
 		return false
 	}
-	fmt.Printf("seed %d: %d operations, %d faults, %s simulated in %s, %+v, trace %016x\n",
-		seed, r.Ops, r.Faults, r.Virtual.Round(time.Second), time.Since(start).Round(time.Millisecond), r.Audit, r.Hash)
+	fmt.Printf("seed %d: %d operations (%d failed), %d faults, %s simulated in %s, %+v, trace %016x\n",
+		seed, r.Ops, r.Failed, r.Faults, r.Virtual.Round(time.Second), time.Since(start).Round(time.Millisecond), r.Audit, r.Hash)
 	if !twice {
 		return true
 	}

@@ -71,6 +71,7 @@ func (m *Mount) Close() error {
 
 // Crash ends the mount as the death of its process would.
 func (m *Mount) Crash() {
+	m.c.World.Trace("crash %s", m.Name)
 	m.dead = true
 	m.c.net.crash(m.Name)
 	m.data.close()
@@ -81,6 +82,9 @@ func (m *Mount) Crash() {
 		_ = m.Meta.Close(context.Background())
 	})
 }
+
+// Dead reports that the mount has crashed.
+func (m *Mount) Dead() bool { return m.dead }
 
 // reporter passes what the block client finds on to the metadata service.
 type reporter struct{ m *Mount }

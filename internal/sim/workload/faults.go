@@ -30,21 +30,39 @@ func (r *run) fault() {
 		r.begin(func() { r.apart(mount, r.MetaName(0), long) })
 	case p < 85:
 		r.begin(func() { r.Drop(mount, r.ChunkName(i)) })
-	case p < 92:
+	case p < 90:
 		r.begin(func() {
 			r.Slow(r.ChunkName(i), time.Duration(rng.IntN(60_000_000)))
 			r.World.Sleep(long)
 			r.Slow(r.ChunkName(i), 0)
 		})
+	case p < 94:
+		r.begin(func() { r.killMount(rng.IntN(len(r.mounts)), long) })
 	default:
+		j := rng.IntN(max(r.cfg.Cluster.Metas, 1))
 		r.begin(func() {
-			if !r.MetaUp(0) {
+			if !r.MetaUp(j) {
 				return
 			}
-			r.CrashMeta(0)
+			r.CrashMeta(j)
 			r.World.Sleep(long / 2)
-			r.must(r.RestartMeta(0))
+			r.must(r.RestartMeta(j))
 		})
+	}
+}
+
+// killMount kills a mount and mounts again after d.
+func (r *run) killMount(i int, d time.Duration) {
+	m := r.mounts[i]
+	if m.Dead() {
+		return
+	}
+	m.Crash()
+	r.World.Sleep(d)
+	again, err := r.Mount(m.Name)
+	r.must(err)
+	if err == nil {
+		r.mounts[i] = again
 	}
 }
 
@@ -72,7 +90,7 @@ func (r *run) hit(i int, fn func()) {
 			n++
 		}
 	}
-	if r.hurt[i] || n >= int(r.cfg.Cluster.Layout.M) {
+	if r.hurt[i] || n >= int(r.cfg.Cluster.Layout.M) && !r.cfg.Wild {
 		return
 	}
 	r.hurt[i] = true

@@ -25,28 +25,123 @@ func (r *run) work() {
 	for !r.stop {
 		r.World.Sleep(time.Duration(rng.IntN(40_000_000)))
 		m := r.mounts[rng.IntN(len(r.mounts))]
-		e := r.take()
-		if e == nil {
+		if m.Dead() {
 			continue
 		}
-		var what string
-		var err error
-		switch p := rng.IntN(100); {
-		case p < 45:
-			what, err = "write", r.write(m, e)
-		case p < 80:
-			what, err = "read", r.read(m, e)
-		case p < 92:
-			what, err = "rename", r.rename(m, e)
-		default:
-			what, err = "unlink", r.unlink(m, e)
+		if e := r.take(); e != nil {
+			r.operate(m, e)
 		}
-		e.busy = false
-		r.result.Ops++
-		r.World.Trace("%s: %s %s: %v", m.Name, what, e, err)
-		if err != nil {
-			r.violate("%s: %s %s: %w", m.Name, what, e, err)
+	}
+}
+
+// operate does one thing with a file that the caller has taken.
+func (r *run) operate(m *simcluster.Mount, e *entry) {
+	what, op := r.choose(e)
+	used := []*entry{e}
+	if what == "rename" {
+		to := r.take()
+		if to == nil {
+			e.busy = false
+			return
 		}
+		used = append(used, to)
+	}
+	err := op(m, used)
+	r.result.Ops++
+	r.World.Trace("%s: %s %s: %v", m.Name, what, used, err)
+	switch {
+	case err != nil && m.Dead():
+		r.result.Failed++
+		r.resolve(used)
+		return
+	case err != nil && r.mayFail(err):
+		r.result.Failed++
+		e.unsure = e.unsure || what == "write"
+	case err != nil:
+		r.violate("%s: %s %s: %w", m.Name, what, used, err)
+	}
+	for _, x := range used {
+		x.busy = false
+	}
+}
+
+func (r *run) choose(e *entry) (string, func(*simcluster.Mount, []*entry) error) {
+	p := r.World.Rand().IntN(100)
+	switch {
+	case p < 45 && !e.unsure:
+		return "write", func(m *simcluster.Mount, on []*entry) error { return r.write(m, on[0]) }
+	case p < 80:
+		return "read", func(m *simcluster.Mount, on []*entry) error { return r.read(m, on[0]) }
+	case p < 92:
+		return "rename", func(m *simcluster.Mount, on []*entry) error { return r.rename(m, on[0], on[1]) }
+	}
+	return "unlink", func(m *simcluster.Mount, on []*entry) error { return r.unlink(m, on[0]) }
+}
+
+// mayFail reports whether the rules of the run let an operation fail so: only
+// for want of servers.
+func (r *run) mayFail(err error) bool {
+	switch errkind.Of(err) {
+	case errkind.Unavailable, errkind.Timeout, errkind.NoSpace, errkind.Busy:
+		return r.cfg.Wild
+	}
+	return false
+}
+
+// resolveAfter is when a request of a mount that died has had its effect, or
+// will never have one.
+const resolveAfter = 20 * time.Second
+
+// resolve finds out, after a while, what became of files that a mount used when
+// it died: each holds what one of them may have held.
+func (r *run) resolve(used []*entry) {
+	var images [][]byte
+	for _, e := range used {
+		images = append(images, e.images...)
+	}
+	r.workers++
+	r.World.Go("resolve", func() {
+		defer func() { r.workers-- }()
+		r.World.Sleep(resolveAfter)
+		for _, e := range used {
+			if err := r.resolveOne(e, images); err != nil {
+				r.violate("left by a mount that died: %w", err)
+			}
+			e.busy = false
+		}
+	})
+}
+
+func (r *run) resolveOne(e *entry, images [][]byte) error {
+	m := r.alive()
+	a, err := r.lookup(m, e)
+	e.exists, e.images, e.unsure = err == nil, nil, false
+	r.World.Trace("%s was left; it exists: %v", e, e.exists)
+	if err != nil {
+		if errors.Is(err, errkind.NotFound) {
+			return nil
+		}
+		return err
+	}
+	h, err := m.Engine.Open(ctx, a.Ino, file.OpenFlags{})
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	got, err := r.compare(e, h, images)
+	e.images = [][]byte{got}
+	return err
+}
+
+// alive returns a mount that is up, waiting for one.
+func (r *run) alive() *simcluster.Mount {
+	for {
+		for _, m := range r.mounts {
+			if !m.Dead() {
+				return m
+			}
+		}
+		r.World.Sleep(100 * time.Millisecond)
 	}
 }
 
@@ -69,6 +164,9 @@ func (r *run) lookup(m *simcluster.Mount, e *entry) (api.Attr, error) {
 // open opens the file as open(2) with O_CREAT does.
 func (r *run) open(m *simcluster.Mount, e *entry) (*file.Handle, error) {
 	var got api.Entry
+	if !e.exists {
+		e.images = [][]byte{{}}
+	}
 	err := m.Meta.Do(ctx, &api.Create{
 		Parent: e.dir, Name: []byte(e.name), Mode: api.ModeRegular | 0o644, Open: true, Time: r.World.Wall().UnixNano(),
 	}, &got)
@@ -81,7 +179,7 @@ func (r *run) open(m *simcluster.Mount, e *entry) (*file.Handle, error) {
 	if got.Existed {
 		return m.Engine.Open(ctx, got.Attr.Ino, file.OpenFlags{Write: true})
 	}
-	e.exists, e.images = true, [][]byte{{}}
+	e.exists = true
 	return m.Engine.OpenCreated(got.Attr, file.OpenFlags{Write: true}), nil
 }
 
@@ -110,7 +208,7 @@ func (r *run) write(m *simcluster.Mount, e *entry) error {
 		case p < 9:
 			err = r.truncate(m, e, h.Ino(), rng.IntN(len(e.newest())+1))
 		default:
-			err = r.compare(e, h, [][]byte{e.newest()})
+			_, err = r.compare(e, h, [][]byte{e.newest()})
 		}
 		if err != nil {
 			return err
@@ -173,18 +271,19 @@ func (r *run) read(m *simcluster.Mount, e *entry) error {
 		return fmt.Errorf("open: %w", err)
 	}
 	defer h.Release()
-	return r.compare(e, h, e.images)
+	_, err = r.compare(e, h, e.images)
+	return err
 }
 
-// compare reads all of an open file.
-func (r *run) compare(e *entry, h *file.Handle, images [][]byte) error {
+// compare reads all of an open file and returns it.
+func (r *run) compare(e *entry, h *file.Handle, images [][]byte) ([]byte, error) {
 	size := int(h.Attr().Size)
 	got := make([]byte, 0, size)
 	buf := make([]byte, 1+r.World.Rand().IntN(300_000))
 	for {
 		n, err := h.ReadAt(ctx, buf, int64(len(got)))
 		if err != nil {
-			return fmt.Errorf("read at %d: %w", len(got), err)
+			return got, fmt.Errorf("read at %d: %w", len(got), err)
 		}
 		if n == 0 {
 			break
@@ -192,20 +291,15 @@ func (r *run) compare(e *entry, h *file.Handle, images [][]byte) error {
 		got = append(got, buf[:n]...)
 	}
 	if size != len(got) {
-		return fmt.Errorf("size %d, but %d bytes could be read", size, len(got))
+		return got, fmt.Errorf("size %d, but %d bytes could be read", size, len(got))
 	}
 	r.World.Trace("read %s: %d bytes %016x", e, len(got), xxh3.Hash(got))
 	want := entry{dir: e.dir, name: e.name, images: images}
-	return want.check(got)
+	return got, want.check(got)
 }
 
 // rename moves a file over another name, flushing it first as a mount does.
-func (r *run) rename(m *simcluster.Mount, e *entry) error {
-	to := r.take()
-	if to == nil {
-		return nil
-	}
-	defer func() { to.busy = false }()
+func (r *run) rename(m *simcluster.Mount, e, to *entry) error {
 	a, err := r.lookup(m, e)
 	if !e.exists && errors.Is(err, errkind.NotFound) {
 		return nil
@@ -221,10 +315,10 @@ func (r *run) rename(m *simcluster.Mount, e *entry) error {
 		OldParent: e.dir, OldName: []byte(e.name), NewParent: to.dir, NewName: []byte(to.name), Time: r.World.Wall().UnixNano(),
 	}, &done)
 	if err != nil {
-		return fmt.Errorf("to %s: %w", to, err)
+		return err
 	}
-	to.exists, to.images = true, e.images
-	e.exists, e.images = false, nil
+	to.exists, to.images, to.unsure = true, e.images, e.unsure
+	e.exists, e.images, e.unsure = false, nil, false
 	return nil
 }
 
@@ -234,7 +328,9 @@ func (r *run) unlink(m *simcluster.Mount, e *entry) error {
 	if !e.exists && errors.Is(err, errkind.NotFound) {
 		return nil
 	}
-	e.exists, e.images = false, nil
+	if err == nil {
+		e.exists, e.images, e.unsure = false, nil, false
+	}
 	return err
 }
 

@@ -23,6 +23,9 @@ type Config struct {
 	MaxFile int           // bytes of one; default 800,000
 	For     time.Duration // of virtual time under faults; default 15 s
 	NoFault bool
+	// Wild hurts any number of chunk servers at once. Then operations may fail,
+	// but what was acknowledged must still be there when all are back.
+	Wild bool
 	// Trace, when set, gets every event.
 	Trace func(line string)
 	// Steps, when set, gets every scheduling decision.
@@ -55,6 +58,7 @@ type Result struct {
 	Hash    uint64 // of the trace: equal for equal seeds
 	Ops     int
 	Faults  int
+	Failed  int // operations that failed as they may
 	Virtual time.Duration
 	Audit   simcluster.Audit
 }
@@ -108,7 +112,7 @@ func (r *run) main() error {
 	}
 	end := r.World.Now() + r.cfg.For
 	for !r.stop && r.World.Now() < end {
-		r.World.Sleep(time.Duration(r.World.Rand().Int64N(int64(3 * time.Second))))
+		r.World.Sleep(time.Duration(r.World.Rand().Int64N(int64(time.Second))))
 		if !r.cfg.NoFault && !r.stop {
 			r.fault()
 		}
