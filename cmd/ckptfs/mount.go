@@ -1,10 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -77,6 +77,7 @@ left on DIR is cleared first.`,
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
 	foreground := cmd.Flags().BoolP("foreground", "f", false, "stay in the foreground")
+	logFile := cmd.Flags().String("log-file", "", "`FILE` that the daemon in the background logs to; default: one a mount under /var/log/ckptfs")
 	m.add(cmd.Flags())
 	d.AddFlags(cmd.Flags())
 	settings.AddConfigFlag(cmd)
@@ -92,7 +93,7 @@ left on DIR is cleared first.`,
 		if *foreground || os.Getenv(readyEnv) != "" {
 			return serveMount(cmd.Context(), cfg, &d)
 		}
-		return background()
+		return background(cfg.Dir, *logFile)
 	}
 	return cmd
 }
@@ -161,19 +162,33 @@ func announcer() func(error) {
 		}
 		if err == nil {
 			fmt.Fprintln(f, "ready")
+		} else {
+			fmt.Fprintln(f, err)
 		}
 		_ = f.Close()
 		f = nil
 	}
 }
 
-// background starts this program again, detached, and returns when its mount
-// answers or has failed. Until then the child's messages are the parent's.
-func background() error {
+// background starts this program again, detached from the terminal and its
+// log in a file, and returns when its mount answers or has failed. The daemon
+// must not keep the caller's output open: whoever reads that would wait for
+// the unmount.
+func background(dir, logFile string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
+	if logFile == "" {
+		if logFile, err = mountnode.LogFile(dir); err != nil {
+			return err
+		}
+	}
+	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("log of the mount: %w", err)
+	}
+	defer out.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -183,19 +198,25 @@ func background() error {
 	child.Args[0] = os.Args[0]
 	child.Env = append(os.Environ(), readyEnv+"=3")
 	child.ExtraFiles = []*os.File{w}
-	child.Stderr = os.Stderr
+	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
 		return fmt.Errorf("start the mount's daemon: %w", err)
 	}
 	_ = w.Close()
-	line, _ := bufio.NewReader(r).ReadString('\n')
-	if line == "ready\n" {
+	said, err := io.ReadAll(io.LimitReader(r, maxAnnounced))
+	if err != nil {
+		return err
+	}
+	if string(said) == "ready\n" {
 		return child.Process.Release()
 	}
-	if err := child.Wait(); err != nil {
-		// It has said why.
-		return errors.New("the mount's daemon ended before the mount answered")
+	_ = child.Wait() // what it said, or its log, tells more than its status
+	if len(said) > 0 {
+		return errors.New(strings.TrimSuffix(string(said), "\n"))
 	}
-	return errors.New("the mount's daemon ended at once")
+	return fmt.Errorf("the mount's daemon ended before the mount answered; see %s", logFile)
 }
+
+// maxAnnounced bounds what a daemon says of how mounting went, in bytes.
+const maxAnnounced = 16 << 10

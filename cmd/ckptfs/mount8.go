@@ -42,7 +42,7 @@ func mountHelper() *cobra.Command {
 			return nil
 		}
 		if os.Getenv(readyEnv) == "" {
-			return background()
+			return background(args[1], "")
 		}
 		d := daemon.Config{LogLevel: "info", LogFormat: "text"}
 		cfg := mountnode.Config{Meta: strings.Split(args[0], ","), Dir: args[1], Options: o}

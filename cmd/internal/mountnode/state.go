@@ -30,6 +30,12 @@ func statePath(dir string) (string, error) {
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		return "", fmt.Errorf("directory for the state of mounts: %w", err)
 	}
+	name, err := fileName(dir)
+	return filepath.Join(run, name+".json"), err
+}
+
+// fileName turns a mount point into the name of a file that is its own.
+func fileName(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
@@ -38,7 +44,20 @@ func statePath(dir string) (string, error) {
 	if parent, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
 		abs = filepath.Join(parent, filepath.Base(abs))
 	}
-	return filepath.Join(run, url.PathEscape(abs)+".json"), nil
+	return url.PathEscape(abs), nil
+}
+
+// LogFile is where the daemon of the mount on dir logs by default.
+func LogFile(dir string) (string, error) {
+	logs := "/var/log/ckptfs"
+	if os.Geteuid() != 0 {
+		logs = filepath.Join(os.TempDir(), fmt.Sprintf("ckptfs-%d", os.Geteuid()))
+	}
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return "", fmt.Errorf("directory for the logs of mounts: %w", err)
+	}
+	name, err := fileName(dir)
+	return filepath.Join(logs, name+".log"), err
 }
 
 // ReadState returns what the last mount on dir left; the zero State when there

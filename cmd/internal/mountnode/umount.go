@@ -40,6 +40,13 @@ func Unmount(dir string, timeout time.Duration, lazy bool) error {
 
 func detach(dir string, lazy, alive bool) error {
 	if !alive {
+		mounted, err := fuseconn.Mounted(dir)
+		if err != nil {
+			return err
+		}
+		if !mounted {
+			return errkind.NotFound.Wrap("%s is not mounted", dir)
+		}
 		return fuseconn.ClearStale(context.Background(), dir, slog.New(slog.DiscardHandler))
 	}
 	flags := 0
