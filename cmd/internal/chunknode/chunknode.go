@@ -14,6 +14,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/server"
 	"github.com/ckptfs/ckptfs/chunk/store"
 	"github.com/ckptfs/ckptfs/internal/errkind"
@@ -37,6 +38,9 @@ type Config struct {
 
 // drainBound is how long a stopping server finishes what it has accepted.
 const drainBound = 10 * time.Second
+
+// jobBound is how long background work waits for the metadata service.
+const jobBound = 30 * time.Second
 
 // Validate reports the first wrong field.
 func (c *Config) Validate() error {
@@ -72,10 +76,12 @@ type disk struct {
 }
 
 func (d *disk) report() api.DiskReport {
-	u := d.store.Inventory().Usage()
+	return diskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
+}
+
+func diskReport(uuid ids.UUID, id ids.DiskID, u chunk.Usage) api.DiskReport {
 	return api.DiskReport{
-		UUID: d.id.Disk, ID: d.id.DiskID, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks,
-		ReadOnly: u.ReadOnly, Reason: u.Reason,
+		UUID: uuid, ID: id, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks, ReadOnly: u.ReadOnly, Reason: u.Reason,
 	}
 }
 
@@ -268,9 +274,11 @@ func (n *Node) Addr() string {
 
 // Close drains and stops. What was acknowledged is durable without it.
 func (n *Node) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainBound)
+	defer cancel()
 	var errs []error
 	if n.work != nil {
-		n.work.close()
+		errs = append(errs, n.work.close(ctx))
 	}
 	switch {
 	case n.shell != nil:
@@ -282,7 +290,7 @@ func (n *Node) Close() error {
 		errs = append(errs, n.server.Close(drainBound))
 	}
 	if n.meta != nil {
-		errs = append(errs, n.meta.Close(context.Background()))
+		errs = append(errs, n.meta.Close(ctx))
 	}
 	for _, d := range n.disks {
 		if d.store != nil {
