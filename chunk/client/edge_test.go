@@ -282,3 +282,30 @@ func TestBadRecordsAreRefused(t *testing.T) {
 		return nil
 	}))
 }
+
+// A closed client pings nobody, so servers that are out stay out: a writer that
+// is left must fail at once instead of looking again and again.
+func TestWritersOfAClosedClientFail(t *testing.T) {
+	for name, open := range map[string]func(f *fakeNet) error{
+		"coded": func(f *fakeNet) error {
+			_, err := f.c.NewBlock(ctx, f.spec(ids.RS(4, 2)))
+			return err
+		},
+		"small": func(f *fakeNet) error {
+			_, _, err := f.c.WriteBlock(ctx, f.spec(ids.RS(4, 2)), random(f, 1000))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newNet(1, 7)
+			for _, s := range f.list {
+				s.refuse = true
+			}
+			err := f.run(t, func() error {
+				f.w.AfterFunc(time.Second, f.c.Close)
+				return open(f)
+			})
+			require.ErrorIs(t, err, errkind.Unavailable)
+		})
+	}
+}

@@ -225,13 +225,15 @@ func (h *health) again(p peer) {
 	h.ping(p, time.Second)
 }
 
-// waitChange waits until some server comes back, at most d.
-func (h *health) waitChange(d time.Duration) {
+// waitChange waits until some server comes back, at most d; false when the
+// client is closed: then none will be asked any more.
+func (h *health) waitChange(d time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.mu.closed {
 		h.cond.WaitFor(d)
 	}
+	return !h.mu.closed
 }
 
 // close ends the pings and waits for those in flight.

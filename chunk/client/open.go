@@ -325,7 +325,9 @@ func (c *Client) grants(ctx context.Context, spec chunk.BlockSpec) (*opened, err
 		if place.outs == 0 && !o.silence || c.sched.Now() >= deadline {
 			return nil, err
 		}
-		c.health.waitChange(100 * time.Millisecond)
+		if !c.health.waitChange(100 * time.Millisecond) {
+			return nil, errkind.Unavailable.Wrap("open a block: the client is closed (%v)", err)
+		}
 	}
 }
 

@@ -84,7 +84,9 @@ func (c *Client) WriteBlock(ctx context.Context, spec chunk.BlockSpec, data []by
 		if !again || c.sched.Now() >= deadline {
 			return ids.Block{}, nil, err
 		}
-		c.health.waitChange(100 * time.Millisecond)
+		if !c.health.waitChange(100 * time.Millisecond) {
+			return ids.Block{}, nil, errkind.Unavailable.Wrap("write a small block: the client is closed (%v)", err)
+		}
 	}
 }
 
