@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/server"
 	"github.com/ckptfs/ckptfs/chunk/store"
 	"github.com/ckptfs/ckptfs/internal/errkind"
@@ -21,6 +22,8 @@ type chunkNode struct {
 	addr  string
 	disks []*vfs.Mem
 	life  *chunkLife // nil while down
+	// secret is that of the server's last session, which the next one replaces.
+	secret ids.UUID
 }
 
 // chunkLife is one process of a chunk server.
@@ -29,6 +32,7 @@ type chunkLife struct {
 	disks  []*chunkDisk
 	meta   *metaclient.Client
 	server *server.Server
+	own    background
 	boot   uint64
 	dead   bool
 }
@@ -40,12 +44,14 @@ type chunkDisk struct {
 	store *store.Store
 }
 
-func (d *chunkDisk) report() api.DiskReport {
-	u := d.store.Inventory().Usage()
+func diskReport(uuid ids.UUID, id ids.DiskID, u chunk.Usage) api.DiskReport {
 	return api.DiskReport{
-		UUID: d.id.Disk, ID: d.id.DiskID, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks,
-		ReadOnly: u.ReadOnly, Reason: u.Reason,
+		UUID: uuid, ID: id, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks, ReadOnly: u.ReadOnly, Reason: u.Reason,
 	}
+}
+
+func (d *chunkDisk) report() api.DiskReport {
+	return diskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
 }
 
 // start brings the server up; it waits for the metadata service.
@@ -73,8 +79,7 @@ func (l *chunkLife) start() error {
 	l.server = server.New(server.Config{
 		Cluster: l.disks[0].id.Cluster, Boot: l.boot, Disks: disks, Sched: l.node.c.World, Log: l.node.c.log(l.node.addr),
 	})
-	l.node.c.World.Go("heartbeat "+l.node.addr, l.heartbeat)
-	return nil
+	return l.startBackground()
 }
 
 func (l *chunkLife) openDisks() error {
@@ -167,44 +172,8 @@ func (l *chunkLife) announce() (api.Registered, error) {
 	return got, nil
 }
 
-// heartbeat reports each second, deletes what it is told to, and lets the
-// disks do their periodic work.
-func (l *chunkLife) heartbeat() {
-	var freed []api.ChunkAt
-	for !l.dead {
-		freed = l.beat(freed)
-		l.node.c.World.Sleep(time.Second)
-	}
-}
-
-func (l *chunkLife) beat(freed []api.ChunkAt) []api.ChunkAt {
-	req := api.Heartbeat{Server: l.disks[0].id.ServerID, Boot: l.boot, Freed: freed}
-	for _, d := range l.disks {
-		req.Disks = append(req.Disks, d.report())
-		if err := d.store.Inventory().Maintain(); err != nil && !l.dead {
-			l.node.c.violate("maintain a disk of %s: %v", l.node.addr, err)
-		}
-	}
-	var o api.Orders
-	if err := l.meta.Do(context.Background(), &req, &o); err != nil {
-		return freed
-	}
-	if o.Unknown {
-		_, _ = l.announce() // the next heartbeat tries again
-	}
-	var out []api.ChunkAt
-	for _, x := range o.Delete {
-		for _, d := range l.disks {
-			if d.id.DiskID == x.Disk && d.store.Delete([]ids.ChunkKey{x.Key}) == nil {
-				out = append(out, x)
-			}
-		}
-	}
-	return out
-}
-
-// buryBound is how long a dead process may still occupy the simulation.
-const buryBound = 10 * time.Minute
+// closeBound is how long what a server has accepted may take to finish.
+const closeBound = 10 * time.Minute
 
 // crash ends the process at once: the disks lose what was not synced. What is
 // left of it goes on, unheard, on disks of its own until it has ended.
@@ -216,12 +185,17 @@ func (n *chunkNode) crash() {
 	for i, f := range n.disks {
 		n.disks[i] = f.CrashClone(n.c.World)
 	}
-	n.c.World.Go("bury "+n.addr, func() {
-		if life.meta != nil {
-			_ = life.meta.Close(context.Background())
-		}
-		if life.server != nil {
-			_ = life.server.Close(buryBound)
-		}
-	})
+	n.c.World.Go("bury "+n.addr, func() { _ = life.close() })
+}
+
+// close ends what a process consists of.
+func (l *chunkLife) close() error {
+	errs := []error{l.own.close()}
+	if l.server != nil {
+		errs = append(errs, l.server.Close(closeBound))
+	}
+	if l.meta != nil {
+		errs = append(errs, l.meta.Close(context.Background()))
+	}
+	return errors.Join(errs...)
 }

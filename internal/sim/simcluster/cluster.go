@@ -1,6 +1,8 @@
 package simcluster
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -85,6 +87,28 @@ func (c *Cluster) Boot() error {
 		}
 	}
 	return nil
+}
+
+// Stop unmounts and stops everything in good order. It waits.
+func (c *Cluster) Stop() error {
+	var errs []error
+	for _, m := range slices.Clone(c.mounts) {
+		errs = append(errs, m.Close())
+	}
+	for _, n := range c.chunks {
+		if n.life != nil {
+			errs = append(errs, n.life.close())
+			n.life = nil
+		}
+	}
+	for _, m := range c.metas {
+		if m.life != nil {
+			m.life.server.Close()
+			errs = append(errs, m.life.replica.Close(context.Background()))
+			m.life = nil
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // CrashChunk kills chunk server i: its disks lose what was not synced.

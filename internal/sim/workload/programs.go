@@ -54,7 +54,7 @@ func (r *run) operate(m *simcluster.Mount, e *entry) {
 		r.result.Failed++
 		r.resolve(used)
 		return
-	case err != nil && r.mayFail(err):
+	case err != nil && r.mayFail(what, err):
 		r.result.Failed++
 		e.unsure = e.unsure || what == "write"
 	case err != nil:
@@ -80,10 +80,12 @@ func (r *run) choose(e *entry) (string, func(*simcluster.Mount, []*entry) error)
 
 // mayFail reports whether the rules of the run let an operation fail so: only
 // for want of servers.
-func (r *run) mayFail(err error) bool {
+func (r *run) mayFail(what string, err error) bool {
 	switch errkind.Of(err) {
 	case errkind.Unavailable, errkind.Timeout, errkind.NoSpace, errkind.Busy:
 		return r.cfg.Wild
+	case errkind.NoChunk: // the chunks of a block that was still open are gone
+		return r.cfg.Wild && what != "read"
 	}
 	return false
 }

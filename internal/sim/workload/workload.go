@@ -177,5 +177,12 @@ func (r *run) verify() error {
 	audit, err := r.Check()
 	r.result.Audit = audit
 	r.World.Trace("audit %+v", audit)
-	return errors.Join(append(errs, err)...)
+	errs = append(errs, err)
+	if audit.Strays > 0 {
+		errs = append(errs, fmt.Errorf("%d chunks on disks belong to no block", audit.Strays))
+	}
+	if audit.Missing > 0 {
+		errs = append(errs, fmt.Errorf("%d chunks still wait for repair", audit.Missing))
+	}
+	return errors.Join(append(errs, r.Stop())...)
 }
