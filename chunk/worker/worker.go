@@ -209,7 +209,7 @@ type state struct {
 func Start(cfg Config) *Worker {
 	cfg.setDefaults()
 	w := &Worker{cfg: cfg}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.ctx, w.cancel = sched.WithCancel(context.Background(), cfg.Sched)
 	w.wake = cfg.Sched.NewCond(&w.mu)
 	w.mu.jobs, w.mu.busy = map[uint64]struct{}{}, map[At]struct{}{}
 	for _, d := range cfg.Disks {
@@ -267,12 +267,7 @@ func (w *Worker) rest(d time.Duration) bool {
 
 // bound returns a context that ends after d.
 func (w *Worker) bound(d time.Duration) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(w.ctx)
-	t := w.cfg.Sched.AfterFunc(d, cancel)
-	return ctx, func() {
-		t.Stop()
-		cancel()
-	}
+	return sched.WithTimeout(w.ctx, w.cfg.Sched, d)
 }
 
 // beats reports each second for as long as the worker lives.

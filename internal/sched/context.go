@@ -8,7 +8,7 @@ import (
 )
 
 // AfterFunc is context.AfterFunc, except that a context with a method of that
-// name (those of WithTimeout) runs fn itself: in the simulation nothing may
+// name (those of this package) runs fn itself: in the simulation nothing may
 // run in a goroutine that the scheduler does not know.
 func AfterFunc(ctx context.Context, fn func()) (stop func() bool) {
 	if ctx.Done() == nil {
@@ -26,21 +26,33 @@ func AfterFunc(ctx context.Context, fn func()) (stop func() bool) {
 // on the clock of s. What waits for its end through AfterFunc runs in a task of
 // s. Cancel releases what the context holds; it may be called more than once.
 func WithTimeout(parent context.Context, s Sched, d time.Duration) (ctx context.Context, cancel context.CancelFunc) {
+	c, release := newContext(parent, s)
+	t := s.AfterFunc(d, func() { c.end(context.DeadlineExceeded) })
+	return c, func() {
+		t.Stop()
+		release()
+	}
+}
+
+// WithCancel is WithTimeout without a time.
+func WithCancel(parent context.Context, s Sched) (ctx context.Context, cancel context.CancelFunc) {
+	return newContext(parent, s)
+}
+
+func newContext(parent context.Context, s Sched) (*timed, context.CancelFunc) {
 	c := &timed{Context: parent, sched: s, done: make(chan struct{})}
 	if err := parent.Err(); err != nil {
 		c.end(err)
 		return c, func() {}
 	}
 	stop := AfterFunc(parent, func() { c.end(parent.Err()) })
-	t := s.AfterFunc(d, func() { c.end(context.DeadlineExceeded) })
 	return c, func() {
-		t.Stop()
 		stop()
 		c.end(context.Canceled)
 	}
 }
 
-// timed is a context of WithTimeout: parent's but for its end.
+// timed is a context of this package: parent's but for its end.
 type timed struct {
 	context.Context
 	sched Sched
