@@ -52,7 +52,8 @@ type Opened struct {
 
 // File is one open file; see file.Handle for what each method promises.
 type File interface {
-	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+	// ReadView reads into p, or refers v to the bytes.
+	ReadView(ctx context.Context, p []byte, off int64, v *file.View) (int, error)
 	WriteAt(ctx context.Context, p []byte, off int64, fl file.WriteFlags) (int, error)
 	Flush(ctx context.Context) error
 	Sync(ctx context.Context) error

@@ -77,7 +77,7 @@ func (f *FS) openMode(flags uint32, size uint64, keep bool) uint32 {
 
 func badHandle() fuseconn.Status { return fuseconn.Status(syscall.EBADF) }
 
-// Read reads into the reply's own buffer.
+// Read answers with memory of the engine, or reads into the reply's own buffer.
 func (f *FS) Read(cancel <-chan struct{}, in *fuseconn.ReadIn, buf []byte) (fuseconn.ReadResult, fuseconn.Status) {
 	h, ok := f.files.get(in.Fh)
 	if !ok {
@@ -85,12 +85,16 @@ func (f *FS) Read(cancel <-chan struct{}, in *fuseconn.ReadIn, buf []byte) (fuse
 	}
 	o := f.begin(cancel)
 	defer o.end()
-	n, err := h.file.ReadAt(o, buf[:min(len(buf), int(in.Size))], int64(in.Offset))
+	v := new(file.View)
+	n, err := h.file.ReadView(o, buf[:min(len(buf), int(in.Size))], int64(in.Offset), v)
 	if err != nil && n == 0 {
 		return nil, f.inodeStatus("read", in.NodeId, err)
 	}
 	if h.touch {
 		f.touchFile(h)
+	}
+	if v.Parts != nil {
+		return fuseconn.Parts(v.Parts, n, v.Release), fuseconn.OK
 	}
 	return fuseconn.Bytes(buf[:n]), fuseconn.OK
 }

@@ -129,7 +129,7 @@ func (e *memEngine) Truncate(ctx context.Context, ino ids.Ino, size int64) (api.
 
 func (e *memEngine) CopyRange(ctx context.Context, dst File, dstOff int64, src File, srcOff, n int64) (int64, error) {
 	p := make([]byte, min(n, 1<<20))
-	got, err := src.ReadAt(ctx, p, srcOff)
+	got, err := src.ReadView(ctx, p, srcOff, &file.View{})
 	if err != nil || got == 0 {
 		return 0, err
 	}
@@ -210,7 +210,7 @@ type memFile struct {
 	ino ids.Ino
 }
 
-func (f *memFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (f *memFile) ReadView(ctx context.Context, p []byte, off int64, _ *file.View) (int, error) {
 	a, err := f.e.attr(ctx, f.ino)
 	if err != nil || off >= int64(a.Size) {
 		return 0, err

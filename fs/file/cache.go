@@ -201,31 +201,33 @@ func worthwhile(b *ids.Block, index, lo, hi int) bool {
 	return 2*(min(hi, to)-max(lo, from)) >= to-from
 }
 
+// await waits for a piece that the caller has referenced, and returns its
+// bytes in [off, off+n).
+func (c *cache) await(ctx context.Context, p *piece, off, n int) ([]byte, error) {
+	deadline := c.e.deadline()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !p.loaded {
+		if err := waitOn(ctx, c.e.cfg.Sched, p.cond, deadline); err != nil {
+			return nil, err
+		}
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	if off+n > p.n {
+		return nil, errkind.Internal.Wrap("block %s: read of %d bytes at %d of a piece of %d", p.key.block, n, off, p.n)
+	}
+	p.used = p.used || off+n == p.n
+	return p.mem[off : off+n : off+n], nil
+}
+
 // copyFrom waits for the piece and copies from it; it ends the reference.
 func (c *cache) copyFrom(ctx context.Context, p *piece, dst []byte, off int) error {
 	defer c.release(p)
-	deadline := c.e.deadline()
-	c.mu.Lock()
-	for !p.loaded {
-		if err := waitOn(ctx, c.e.cfg.Sched, p.cond, deadline); err != nil {
-			c.mu.Unlock()
-			return err
-		}
-	}
-	err := p.err
-	c.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if copy(dst, p.mem[off:p.n]) < len(dst) {
-		return errkind.Internal.Wrap("block %s: read of %d bytes at %d of a piece of %d", p.key.block, len(dst), off, p.n)
-	}
-	if off+len(dst) == p.n {
-		c.mu.Lock()
-		p.used = true
-		c.mu.Unlock()
-	}
-	return nil
+	part, err := c.await(ctx, p, off, len(dst))
+	copy(dst, part)
+	return err
 }
 
 func (c *cache) release(p *piece) {

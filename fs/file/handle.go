@@ -104,7 +104,7 @@ func (h *Handle) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	return h.n.read(ctx, p, uint64(off))
+	return h.n.read(ctx, p, uint64(off), nil)
 }
 
 // WriteAt copies p and returns; storing goes on in the background. It takes

@@ -28,8 +28,9 @@ type missing struct {
 	off  uint64
 }
 
-// read fills p from off and returns how many bytes there were.
-func (n *inode) read(ctx context.Context, p []byte, off uint64) (int, error) {
+// read fills p from off and returns how many bytes there were. With v they may
+// be in v instead.
+func (n *inode) read(ctx context.Context, p []byte, off uint64, v *View) (int, error) {
 	deadline := n.e.deadline()
 	var room [4]segment
 	var last error
@@ -39,7 +40,9 @@ func (n *inode) read(ctx context.Context, p []byte, off uint64) (int, error) {
 			return count, err
 		}
 		sequential := n.noteRead(off, count)
-		err = n.fetchSegments(ctx, segs, sequential)
+		if err = n.view(ctx, segs, count, sequential, v); err == nil && !v.ready() {
+			err = n.fetchSegments(ctx, segs, sequential)
+		}
 		if err == nil {
 			return count, nil
 		}

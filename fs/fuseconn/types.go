@@ -88,3 +88,27 @@ const (
 
 	FsyncDataOnly = 1 << 0
 )
+
+// Parts returns a read result of n bytes in parts, which must stay untouched
+// until done is called: when they have been sent, or cannot be.
+func Parts(parts [][]byte, n int, done func()) ReadResult { return &partsResult{parts, n, done} }
+
+// partsResult makes the library send the parts with one writev.
+type partsResult struct {
+	parts [][]byte
+	n     int
+	done  func()
+}
+
+func (r *partsResult) Slices() ([][]byte, Status) { return r.parts, OK }
+func (r *partsResult) Size() int                  { return r.n }
+func (r *partsResult) Done()                      { r.done() }
+
+// Bytes is for callers that do not know Slices.
+func (r *partsResult) Bytes(buf []byte) ([]byte, Status) {
+	buf = buf[:0]
+	for _, p := range r.parts {
+		buf = append(buf, p...)
+	}
+	return buf, OK
+}
