@@ -90,7 +90,7 @@ func (n *inode) commitLoop() {
 	n.mu.committing = false
 	n.settle()
 	n.cond.Broadcast()
-	compact := n.mu.ranges >= compactRanges && n.mu.err == nil
+	compact := n.worthCompacting() && n.beginCompaction()
 	n.mu.Unlock()
 	if compact {
 		n.compact()
@@ -298,7 +298,7 @@ func (n *inode) conclude(r *round, reply *api.Committed, err error, seen uint64)
 	n.mu.done = max(n.mu.done, r.change)
 	n.mu.progress++
 	n.mu.unitLimit = 0
-	n.touchWindows(r.req.Ops)
+	n.account(&r.req, reply, r.steps)
 	moved, base := n.settleAppended(r, reply)
 	done := n.retire(r, outcomeCommitted)
 	n.install(&reply.Attr, true, r.steps)

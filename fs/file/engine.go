@@ -64,6 +64,7 @@ type Engine struct {
 	budget   *budget
 	sendPool *sendPool
 	copyPool *sendPool // for CopyRange: its holder waits for write buffers
+	idlePool *sendPool // for compaction, which holds buffers while it reads
 	cache    *cache
 	blockIDs blockIDs
 	maxPiece int        // the longest write that is done at once, bytes
@@ -77,6 +78,7 @@ type Engine struct {
 		tasks      int
 		ticker     sched.Timer
 		lastSeen   memory[version]
+		shapes     memory[shape]
 		lost       memory[error]
 		releases   []ids.Ino // to be released, in order
 		releasing  []ids.Ino // in the call under way
@@ -96,11 +98,12 @@ func New(cfg Config) *Engine {
 	e.maxPiece = min(MaxWrite, int(e.budget.total/4))
 	e.sendPool = newSendPool(cfg.Sched)
 	e.copyPool = newSendPool(cfg.Sched)
+	e.idlePool = newSendPool(cfg.Sched)
 	e.cache = newCache(e, cfg.Budget/4)
 	e.blockIDs.ids = cfg.IDs
 	e.cond = cfg.Sched.NewCond(&e.mu)
 	e.mu.inodes = map[ids.Ino]*inode{}
-	e.mu.lastSeen.limit, e.mu.lost.limit = 1<<16, 1024
+	e.mu.lastSeen.limit, e.mu.shapes.limit, e.mu.lost.limit = 1<<16, 1<<16, 1024
 	e.mu.ticker = cfg.Sched.AfterFunc(cfg.FlushEvery/5, func() { e.task("tick", e.tick) })
 	return e
 }
@@ -143,6 +146,7 @@ func (e *Engine) get(ino ids.Ino) *inode {
 	n := e.mu.inodes[ino]
 	if n == nil {
 		n = &inode{e: e, ino: ino}
+		n.mu.shape, _ = e.mu.shapes.take(ino)
 		n.acct.n = n
 		n.cond = e.cfg.Sched.NewCond(&n.mu)
 		e.mu.inodes[ino] = n
@@ -207,6 +211,9 @@ func (e *Engine) forgetLocked(n *inode) {
 	}
 	if !n.mu.foreign && n.mu.attr.Ino != 0 && n.mu.pagesVer == n.mu.attr.MapVersion {
 		e.mu.lastSeen.put(n.ino, version{n.mu.attr.MapVersion, n.mu.attr.Size})
+	}
+	if n.mu.shape.version == n.mu.attr.MapVersion && n.mu.attr.Ino != 0 {
+		e.mu.shapes.put(n.ino, n.mu.shape)
 	}
 	if n.mu.err != nil && !n.mu.errSeen {
 		e.mu.lost.put(n.ino, n.mu.err)

@@ -21,3 +21,10 @@ func (e *Engine) OutstandingIDs() int {
 	defer e.blockIDs.mu.Unlock()
 	return len(e.blockIDs.mu.out)
 }
+
+// Compacting reports whether a compaction runs.
+func (e *Engine) Compacting() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.compacting || e.mu.tasks > 0
+}

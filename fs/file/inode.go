@@ -56,8 +56,10 @@ type inode struct {
 
 		dirty   bool
 		since   time.Duration // when it became dirty, or was last frozen by age
-		ranges  int           // committed since the last look at the map's shape
+		ranges  int           // committed since the last look at the windows
 		windows []uint64      // in which they lie
+		shape   shape         // of what is committed, for compaction
+		moves   moves         // what is committed while a compaction runs
 
 		cause   error // why the last try to store something failed; nil after progress
 		err     error
@@ -129,6 +131,7 @@ func (n *inode) install(a *api.Attr, own bool, steps uint64) {
 		}
 	}
 	n.mu.attr = *a
+	n.mu.shape.see(a)
 	if n.mu.emap.version != a.MapVersion {
 		n.mu.emap.reset(a.MapVersion)
 	}

@@ -195,6 +195,7 @@ func (n *inode) forget(pk *pack) {
 		if o == pk {
 			n.mu.packs = append(n.mu.packs[:i:i], n.mu.packs[i+1:]...)
 			n.settle()
+			n.kick() // a flush may have waited for it alone
 			return
 		}
 	}

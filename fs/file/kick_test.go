@@ -1,0 +1,43 @@
+package file_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ckptfs/ckptfs/fs/file"
+	"github.com/ckptfs/ckptfs/internal/sim"
+)
+
+// TestFlushBehindDroppedBlock flushes while a block is still being sealed of
+// which nothing is left: its end must start the commit, not the next tick,
+// which never comes here.
+func TestFlushBehindDroppedBlock(t *testing.T) {
+	for seed := range uint64(10) {
+		world := sim.NewWorld(seed)
+		v := newService(t, world)
+		blocks := newBlocks(world)
+		blocks.faults.maxDelay = 20 * time.Millisecond
+		s := newSession(t, v, 1)
+		e := newEngineWith(s, blocks, file.Config{Sched: world, Budget: 16 << 20, FlushEvery: 10000 * time.Hour})
+		attr := s.create(t, "f")
+		var err error
+		done := false
+		world.Go("test", func() {
+			h := e.OpenCreated(attr, file.OpenFlags{Write: true})
+			_, err1 := h.WriteAt(ctx, random(seed, 700_000), 0, file.WriteFlags{})
+			_, err2 := e.Truncate(ctx, attr.Ino, 0)
+			_, err3 := h.WriteAt(ctx, random(seed, 100), 0, file.WriteFlags{})
+			err = errors.Join(err1, err2, err3, h.Flush(ctx))
+			h.Release()
+			err = errors.Join(err, e.Close(ctx))
+			done = true
+		})
+		require.NoError(t, world.Run(time.Hour, func() bool { return done }))
+		require.NoError(t, err)
+		require.EqualValues(t, 0, e.OutstandingIDs())
+		world.Close()
+	}
+}
