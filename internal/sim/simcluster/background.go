@@ -76,6 +76,7 @@ func (c control) Heartbeat(ctx context.Context, r *worker.Report) (*worker.Order
 		req.Disks = append(req.Disks, diskReport(d.UUID, d.ID, d.Usage))
 	}
 	for _, f := range r.Freed {
+		c.l.node.c.World.Trace("%s: freed chunk %s on disk %d", c.l.node.addr, f.Key, f.Disk)
 		req.Freed = append(req.Freed, api.ChunkAt(f))
 	}
 	for _, d := range r.Done {
@@ -92,6 +93,7 @@ func (c control) Heartbeat(ctx context.Context, r *worker.Report) (*worker.Order
 	}
 	o := &worker.Orders{Unknown: got.Unknown}
 	for _, d := range got.Delete {
+		c.l.node.c.World.Trace("%s: is to delete chunk %s on disk %d", c.l.node.addr, d.Key, d.Disk)
 		o.Delete = append(o.Delete, worker.At(d))
 	}
 	for i := range got.Jobs {
@@ -119,6 +121,7 @@ func (c control) Verdicts(ctx context.Context, disk ids.DiskID, asks []worker.As
 	}
 	out := make([]worker.Verdict, len(asks))
 	for i, v := range got.Verdicts {
+		c.l.node.c.World.Trace("%s: verdict %d on chunk %s on disk %d", c.l.node.addr, v, asks[i].Key, disk)
 		switch v {
 		case api.VerdictDelete:
 			out[i] = worker.Delete

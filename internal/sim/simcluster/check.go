@@ -15,6 +15,9 @@ type Audit struct {
 	Blocks  int
 	Missing int // chunks that wait in the repair queue
 	Strays  int // chunks on disks that no record names
+	// Unplaced are those of the strays' kind that a repair wrote, and then was
+	// not needed: they stay until their server starts anew.
+	Unplaced int
 }
 
 // Check compares the metadata with itself, with meta.Check, and with what lies
@@ -58,8 +61,7 @@ func (c *Cluster) Check() (Audit, error) {
 			}
 		}
 	}
-	a.Strays, err = c.strays(named)
-	return a, errors.Join(append(errs, err)...)
+	return a, errors.Join(append(errs, c.strays(named, &a))...)
 }
 
 type chunkAt struct {
@@ -111,8 +113,7 @@ func (c *Cluster) checkChunk(b *ids.Block, key ids.ChunkKey, disk ids.DiskID) er
 }
 
 // strays counts the chunks that no record names.
-func (c *Cluster) strays(named map[chunkAt]bool) (int, error) {
-	n := 0
+func (c *Cluster) strays(named map[chunkAt]bool, a *Audit) error {
 	for _, node := range c.chunks {
 		if node.life == nil {
 			continue
@@ -120,14 +121,31 @@ func (c *Cluster) strays(named map[chunkAt]bool) (int, error) {
 		for _, d := range node.life.disks {
 			list, err := d.store.Inventory().List(ids.ChunkKey{}, 1<<20)
 			if err != nil {
-				return n, err
+				return err
 			}
 			for _, x := range list {
-				if !named[chunkAt{x.Key, d.id.DiskID}] {
-					n++
+				switch {
+				case named[chunkAt{x.Key, d.id.DiskID}]:
+				case d.repaired(x.Key):
+					a.Unplaced++
+				default:
+					a.Strays++
+					c.World.Trace("stray chunk %s on disk %d of %s: state %d, %d bytes", x.Key, d.id.DiskID, node.addr, x.State, x.Length)
 				}
 			}
 		}
 	}
-	return n, nil
+	return nil
+}
+
+// repaired reports whether a sealed chunk was written by another session than
+// its block's.
+func (d *chunkDisk) repaired(key ids.ChunkKey) bool {
+	r, err := d.store.Pin(key)
+	if err != nil {
+		return false
+	}
+	defer r.Close()
+	s := r.Header().Session
+	return s != 0 && s != key.Block.Session()
 }

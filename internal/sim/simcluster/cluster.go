@@ -42,9 +42,7 @@ func New(seed uint64, cfg Config) *Cluster {
 	for i := range cfg.Servers {
 		n := &chunkNode{c: c, addr: fmt.Sprintf("chunk%d", i+1)}
 		for range cfg.Disks {
-			f := vfs.NewMem()
-			f.SetCapacity(cfg.DiskSize)
-			n.disks = append(n.disks, f)
+			n.disks = append(n.disks, c.newDisk())
 		}
 		c.chunks = append(c.chunks, n)
 	}
@@ -121,6 +119,21 @@ func (c *Cluster) CrashChunk(i int) {
 func (c *Cluster) RestartChunk(i int) error {
 	c.World.Trace("start %s", c.chunks[i].addr)
 	return c.chunks[i].start()
+}
+
+// LoseDisks replaces the disks of chunk server i, which must be down, by empty
+// ones.
+func (c *Cluster) LoseDisks(i int) {
+	c.World.Trace("%s loses its disks", c.chunks[i].addr)
+	for j := range c.chunks[i].disks {
+		c.chunks[i].disks[j] = c.newDisk()
+	}
+}
+
+func (c *Cluster) newDisk() *vfs.Mem {
+	f := vfs.NewMem()
+	f.SetCapacity(c.cfg.DiskSize)
+	return f
 }
 
 // ChunkUp reports whether chunk server i runs.

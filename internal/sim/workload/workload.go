@@ -26,6 +26,8 @@ type Config struct {
 	// Wild hurts any number of chunk servers at once. Then operations may fail,
 	// but what was acknowledged must still be there when all are back.
 	Wild bool
+	// atEnd, set by tests, runs before the whole state is checked.
+	atEnd func(r *run) error
 	// Trace, when set, gets every event.
 	Trace func(line string)
 	// Steps, when set, gets every scheduling decision.
@@ -75,6 +77,7 @@ type run struct {
 	under   int    // faults under way
 	stop    bool
 	broken  error
+	stopped bool
 }
 
 // Run runs one seed and returns the first broken promise, or nil.
@@ -83,11 +86,13 @@ func Run(seed uint64, cfg Config) (Result, error) {
 	r := &run{Cluster: simcluster.New(seed, cfg.Cluster), cfg: cfg}
 	r.World.OnTrace(cfg.Trace)
 	r.World.OnStep(cfg.Steps)
-	err := r.Run(cfg.For+20*time.Minute, r.main)
+	err := r.Run(cfg.For+time.Hour, r.main)
 	r.result.Hash, r.result.Virtual = r.World.TraceHash(), r.World.Now()
-	r.Close()
 	if r.broken != nil {
 		err = r.broken
+	}
+	if r.stopped {
+		r.Close() // a run cut off is left as it is: its tasks may be anywhere
 	}
 	return r.result, err
 }
@@ -124,7 +129,15 @@ func (r *run) main() error {
 	if r.broken != nil {
 		return r.broken
 	}
-	return r.verify()
+	if r.cfg.atEnd != nil {
+		if err := r.cfg.atEnd(r); err != nil {
+			return err
+		}
+	}
+	err := r.verify()
+	err = errors.Join(err, r.Stop())
+	r.stopped = true
+	return err
 }
 
 // prepare boots the cluster, mounts it and makes the directories.
@@ -155,8 +168,12 @@ func (r *run) prepare() error {
 	return nil
 }
 
-// settle is how long the cluster gets to become quiet.
-const settle = 90 * time.Second
+// The cluster must be quiet at the latest after settle: then no job of a leader
+// that went away can still be at work, and its guards have gone.
+const (
+	settle    = 20 * time.Minute
+	lookEvery = 30 * time.Second
+)
 
 // verify checks the whole state once everything is up and quiet.
 func (r *run) verify() error {
@@ -173,16 +190,27 @@ func (r *run) verify() error {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", m.Name, err))
 		}
 	}
-	r.World.Sleep(settle)
-	audit, err := r.Check()
-	r.result.Audit = audit
-	r.World.Trace("audit %+v", audit)
-	errs = append(errs, err)
-	if audit.Strays > 0 {
-		errs = append(errs, fmt.Errorf("%d chunks on disks belong to no block", audit.Strays))
+	errs = append(errs, r.audit())
+	return errors.Join(errs...)
+}
+
+// audit waits until nothing is left to be done, then checks what there is.
+func (r *run) audit() error {
+	var a simcluster.Audit
+	var err error
+	for end := r.World.Now() + settle; r.World.Now() < end; {
+		r.World.Sleep(lookEvery)
+		if a, err = r.Check(); err == nil && a.Strays+a.Missing == 0 {
+			break
+		}
 	}
-	if audit.Missing > 0 {
-		errs = append(errs, fmt.Errorf("%d chunks still wait for repair", audit.Missing))
+	r.result.Audit = a
+	r.World.Trace("audit %+v", a)
+	if a.Strays > 0 {
+		err = errors.Join(err, fmt.Errorf("%d chunks on disks belong to no block", a.Strays))
 	}
-	return errors.Join(append(errs, r.Stop())...)
+	if a.Missing > 0 {
+		err = errors.Join(err, fmt.Errorf("%d chunks still wait for repair", a.Missing))
+	}
+	return err
 }
