@@ -42,13 +42,14 @@ func (s *state) create(r *api.Create) (codec.Message, error) {
 	default:
 		s.attach(n, dir.Ino)
 	}
-	if !r.Orphan {
-		s.setName(dir.Ino, r.Name, n)
-		s.touchDir(dir, r.Time)
-		s.setInode(dir)
-	}
 	s.setInode(n)
-	return n.entry(), nil
+	if r.Orphan {
+		return n.entry(), nil
+	}
+	s.setName(dir.Ino, r.Name, n)
+	s.touchDir(dir, r.Time)
+	s.setInode(dir)
+	return n.entryIn(dir), nil
 }
 
 func (s *state) createExisting(r *api.Create, d dirent) (codec.Message, error) {

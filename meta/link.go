@@ -68,7 +68,7 @@ func (s *state) unlink(r *api.Unlink) (codec.Message, error) {
 	s.delete(nameKey(dir.Ino, r.Name))
 	s.touchDir(dir, r.Time)
 	s.setInode(dir)
-	return n.entry(), nil
+	return n.entryIn(dir), nil
 }
 
 // removeChild takes one name of n in dir away: the link counts, the sums and

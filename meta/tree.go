@@ -104,6 +104,12 @@ func (n *inode) attr() api.Attr {
 
 func (n *inode) entry() *api.Entry { return &api.Entry{Attr: n.attr()} }
 
+// entryIn is entry with the directory that has changed.
+func (n *inode) entryIn(dir *inode) *api.Entry {
+	a := dir.attr()
+	return &api.Entry{Attr: n.attr(), Dir: &a}
+}
+
 // touch marks an inode as changed now.
 func (s *state) touch(n *inode) {
 	n.Ctime = s.now

@@ -395,7 +395,7 @@ func (m *Status) Code(c *codec.Coder) {
 // Pushed is the body of every push.
 type Pushed struct {
 	Version uint64  // PushClusterChanged
-	Ino     ids.Ino // PushRecall
+	Ino     ids.Ino // PushRecall: of which directory, zero: of the whole tree
 }
 
 // Code encodes or decodes the message.

@@ -60,6 +60,7 @@ const (
 	KindHeartbeat
 	KindVerdicts
 	KindCancel
+	KindLease
 	lastQuery
 )
 
@@ -72,6 +73,16 @@ const (
 
 // Mutation reports whether requests of the kind go through the log.
 func (k Kind) Mutation() bool { return k > 0 && k < lastMutation }
+
+// ChangesTree reports whether requests of the kind may change what Lookup or
+// GetAttr answer: what leases are there for.
+func (k Kind) ChangesTree() bool {
+	switch k {
+	case KindCreate, KindLink, KindUnlink, KindRename, KindSetAttr, KindSetXattr, KindRemoveXattr, KindCommit, KindSetLayout:
+		return true
+	}
+	return false
+}
 
 // Request is a message that a client sends.
 type Request interface {
@@ -142,10 +153,21 @@ func (*Empty) Code(*codec.Coder) {}
 type Entry struct {
 	Attr    Attr
 	Existed bool // Create without Exclusive: the name was there before
+	// Dir is the directory as Create or Unlink left it; nil from others, and
+	// where nothing changed.
+	Dir *Attr
 }
 
 // Code encodes or decodes the message.
 func (m *Entry) Code(c *codec.Coder) {
 	m.Attr.Code(c)
 	c.Bool(&m.Existed)
+	has := m.Dir != nil
+	c.Bool(&has)
+	if has && c.Reading() {
+		m.Dir = new(Attr)
+	}
+	if has {
+		m.Dir.Code(c)
+	}
 }

@@ -71,6 +71,7 @@ var makers = map[Kind]maker{
 	KindHeartbeat:       pair[Heartbeat, Orders](),
 	KindVerdicts:        pair[Verdicts, VerdictList](),
 	KindCancel:          pair[CancelRequest, Empty](),
+	KindLease:           pair[Lease, Leased](),
 }
 
 // NewRequest returns an empty request of the kind, or nil for an unknown one.

@@ -43,6 +43,7 @@ type call struct {
 	cond      sched.Cond
 	admitted  bool
 	pushed    bool // may have reached a server
+	again     bool // was sent more than once
 	done      bool
 	cancelled bool
 	detached  bool // the caller has gone, the place waits for the answer
@@ -52,6 +53,8 @@ type call struct {
 	reply     []byte
 	err       error
 	then      func(reply []byte, err error) // instead of a caller; with mu held
+	touch     touch                         // what a change takes out of the cache
+	seq       uint64                        // of the cache, when it was queued
 }
 
 // Do sends a request and decodes the reply into reply, which may be nil. It
@@ -62,13 +65,20 @@ type call struct {
 // background and keeps its place of the window until it is answered.
 //
 // Open and Create with Open put the inode into the set of open inodes, Release
-// takes it out: the caller orders Open and Release of one inode.
+// takes it out: the caller orders Open and Release of one inode. Lookup and
+// GetAttr may be answered from memory under a lease.
 func (c *Client) Do(ctx context.Context, req api.Request, reply codec.Message) error {
 	return c.do(ctx, req, reply, false)
 }
 
 func (c *Client) do(ctx context.Context, req api.Request, reply codec.Message, last bool) error {
-	body, err := c.exchange(ctx, req, last)
+	c.mu.Lock()
+	hit := !c.mu.closing && c.cached(req, reply)
+	c.mu.Unlock()
+	if hit {
+		return nil
+	}
+	body, seq, err := c.exchange(ctx, req, last)
 	if err != nil {
 		return err
 	}
@@ -86,15 +96,18 @@ func (c *Client) do(ctx context.Context, req api.Request, reply codec.Message, l
 	if err := codec.Decode(rest, reply); err != nil {
 		return errkind.Corrupt.Wrap("reply to %s: %v", req.Kind(), err)
 	}
+	if k := req.Kind(); k == api.KindLookup || k == api.KindGetAttr {
+		c.learn(req, reply, seq)
+	}
 	return nil
 }
 
-// exchange returns the encoded reply.
-func (c *Client) exchange(ctx context.Context, req api.Request, last bool) ([]byte, error) {
+// exchange returns the encoded reply, and the cache's seq as of the sending.
+func (c *Client) exchange(ctx context.Context, req api.Request, last bool) ([]byte, uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed || c.mu.closing && !last {
-		return nil, c.failure(req.Kind().String(), errkind.Unavailable)
+		return nil, 0, c.failure(req.Kind().String(), errkind.Unavailable)
 	}
 	k := c.newCall(req)
 	stop := c.onCancel(ctx, func() {
@@ -114,14 +127,14 @@ func (c *Client) exchange(ctx context.Context, req api.Request, last bool) ([]by
 		c.queue(k)
 		err = c.await(ctx, k)
 	}
-	reply := k.reply
+	reply, seq := k.reply, k.seq
 	if k.admitted && !k.done && !k.detached {
 		c.release(k)
 	}
 	if stop() && !k.detached {
 		c.recycle(k)
 	}
-	return reply, err
+	return reply, seq, err
 }
 
 func (c *Client) newCall(req api.Request) *call {
@@ -266,6 +279,8 @@ func (c *Client) queue(k *call) {
 	k.order = c.mu.order
 	c.mu.calls[k.id] = k
 	c.trackRequest(k)
+	c.beginChange(k)
+	k.seq = c.mu.cache.seq
 	c.send(k)
 }
 
@@ -274,6 +289,7 @@ func (c *Client) send(k *call) {
 	k.sent = c.cfg.Sched.Now()
 	if l := c.mu.link; l != nil {
 		c.trimRelease(k)
+		k.again = k.again || k.pushed
 		k.pushed = true
 		l.push(k.frame)
 	}
@@ -307,6 +323,7 @@ func (c *Client) giveUp(k *call, err error) error {
 	}
 	if k.win == nil || !k.pushed {
 		delete(c.mu.calls, k.id)
+		c.endChange(k, nil)
 		return err
 	}
 	k.detached = true
@@ -323,6 +340,7 @@ func (c *Client) sendCancel(k *call) {
 func (c *Client) finish(k *call, reply []byte, err error) {
 	delete(c.mu.calls, k.id)
 	k.reply, k.err, k.done = reply, err, true
+	c.endChange(k, reply)
 	c.release(k)
 	switch {
 	case k.then != nil:

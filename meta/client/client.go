@@ -120,6 +120,8 @@ type state struct {
 	secret   ids.UUID
 	replaces ids.UUID
 	renew    renewal
+	lease    lease
+	cache    cache
 	// mapStale says that a newer map is known of, mapAsking that it was asked for.
 	mapStale, mapAsking bool
 	pushed              []pushed
@@ -148,6 +150,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	c.wake, c.ready = cfg.Sched.NewCond(&c.mu), cfg.Sched.NewCond(&c.mu)
 	c.mu.calls = make(map[uint64]*call)
 	c.mu.opens = make(map[ids.Ino]struct{})
+	c.mu.cache = newCache()
 	c.mu.secret, c.mu.replaces = cfg.Secret, cfg.Replaces
 	if c.mu.secret.IsZero() {
 		c.mu.secret = sched.NewUUID(c.cfg.Sched)

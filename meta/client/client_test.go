@@ -29,6 +29,7 @@ type script struct {
 	// answer returns the reply, or nil for none now.
 	answer func(id uint64, h *api.Header, req api.Request) codec.Message
 	held   []uint64 // requests that answer kept
+	lease  uint32   // what a Lease gets, in milliseconds
 }
 
 // Connect starts a stream.
@@ -80,6 +81,8 @@ func (s *script) request(c stream.Conn, f stream.Frame) {
 		reply = &cluster.Map{Version: 1}
 	case *api.EndSessions:
 		reply = &api.Empty{}
+	case *api.Lease:
+		reply = &api.Leased{Millis: s.lease}
 	default:
 		s.seen, s.bodies = append(s.seen, h), append(s.bodies, req)
 		if reply = s.answer(f.ID, &h, req); reply == nil {

@@ -157,6 +157,7 @@ func (c *Client) serve(conn stream.Conn, addr string) {
 	l.dead = true
 	l.cond.Broadcast()
 	c.mu.link = nil
+	c.dropLease()
 	if !c.mu.closed {
 		c.mu.lastErr = err
 		c.cfg.Log.Debug("metadata connection lost", "addr", addr, "err", err)

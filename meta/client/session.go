@@ -63,6 +63,7 @@ func (c *Client) loseSession(w *window) {
 	}
 	c.cfg.Log.Warn("metadata session lost", "session", w.session)
 	c.mu.win = nil
+	c.dropLease()
 	c.valid.Store(0)
 	c.mu.replaces, c.mu.secret = c.mu.secret, sched.NewUUID(c.cfg.Sched)
 	c.forget(c.mu.renew.call)
@@ -229,6 +230,8 @@ func (c *Client) handlePush(k api.Kind, p api.Pushed) {
 			c.loseSession(c.mu.win)
 		}
 		c.notify(pushed{kind: k, body: p})
+	case api.PushRecall:
+		c.giveBack()
 	default:
 		c.notify(pushed{kind: k, body: p})
 	}

@@ -147,9 +147,28 @@ func (s *Server) mutation(l *leader, r *inbound, cmd []byte, acts *actions) {
 		r.stream.fail(r.id, err)
 		return
 	}
-	acts.proposals = append(acts.proposals, proposal{cmd, func(reply []byte, err error) {
-		s.applied(l, r.stream, r.id, reply, err, after)
-	}})
+	p := proposal{cmd, func(reply []byte, err error) { s.applied(l, r.stream, r.id, reply, err, after) }}
+	if !r.h.Kind.ChangesTree() {
+		acts.proposals = append(acts.proposals, p)
+		return
+	}
+	p.done = func(reply []byte, err error) {
+		s.applied(l, r.stream, r.id, reply, err, func(reply []byte) {
+			if err == nil || !mayYetApply(err) {
+				l.leases.landed(r.h.Session)
+			}
+			if after != nil {
+				after(reply)
+			}
+		})
+	}
+	s.gate(l, r, p, acts)
+}
+
+// mayYetApply reports whether a proposal that failed might be applied all the same.
+func mayYetApply(err error) bool {
+	k := errkind.Of(err)
+	return k == errkind.Timeout || k == errkind.Unavailable
 }
 
 // applied answers a mutation.

@@ -39,6 +39,7 @@ type group struct {
 		applied int // commands
 		queue   []queued
 		closed  bool
+		paused  bool  // nothing is applied
 		broken  error // of every Barrier
 	}
 	wake    sched.Cond
@@ -87,7 +88,7 @@ func (g *group) run() {
 func (g *group) take() []queued {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for len(g.mu.queue) == 0 && !g.mu.closed {
+	for (len(g.mu.queue) == 0 || g.mu.paused) && !g.mu.closed {
 		g.wake.Wait()
 	}
 	batch := g.mu.queue
@@ -128,6 +129,13 @@ func (g *group) lead(n int) {
 	if n >= 0 {
 		g.members[n].srv.OnLeader(true, term)
 	}
+}
+
+func (g *group) pause(on bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.paused = on
+	g.wake.Broadcast()
 }
 
 func (g *group) close() {

@@ -24,16 +24,17 @@ type leader struct {
 	parked []parked
 	// parkedBytes is the size of the parked requests.
 	parkedBytes int
-	// loading and founding say that one such step is under way.
-	loading  bool
-	sessions map[ids.Session]*session
-	opens    opens
-	locks    locks
-	cluster  clusterState
-	jobs     jobs
-	frees    frees
-	expiring bool // a command about sessions is under way
-	verify   bool // a session may have ended by another's command
+	loading     bool // such a step is under way
+	founded     bool // by this leader: there was none before it
+	sessions    map[ids.Session]*session
+	opens       opens
+	locks       locks
+	leases      leases
+	cluster     clusterState
+	jobs        jobs
+	frees       frees
+	expiring    bool // a command about sessions is under way
+	verify      bool // a session may have ended by another's command
 }
 
 // session is one living session.
@@ -53,6 +54,7 @@ func newLeader(raftTerm uint64, now time.Duration) *leader {
 		sessions: make(map[ids.Session]*session),
 		opens:    newOpens(),
 		locks:    newLocks(),
+		leases:   newLeases(),
 		cluster:  newClusterState(),
 		jobs:     newJobs(),
 	}
@@ -148,6 +150,9 @@ func (s *Server) load(l *leader) {
 	l.cluster.load(&f.cluster, f.info.Layout, now)
 	s.publish(l)
 	l.ready = true
+	if !l.founded {
+		l.leases.closed = l.since + leaseTerm
+	}
 	s.cfg.Log.Info("metadata: ready", "term", l.term, "sessions", len(l.sessions), "servers", len(f.cluster.Servers))
 	s.unpark(l)
 }
@@ -174,7 +179,7 @@ func (s *Server) found(l *leader) {
 	if id.IsZero() {
 		id = sched.NewUUID(s.cfg.Sched)
 	}
-	l.loading = true
+	l.loading, l.founded = true, true
 	s.cfg.Log.Info("metadata: founding a cluster", "cluster", id, "layout", s.cfg.Layout)
 	s.own(&api.Found{Cluster: id, Layout: s.cfg.Layout, UID: s.cfg.UID, GID: s.cfg.GID}, func([]byte, error) {
 		l.loading = false // on a failure the next round tries again

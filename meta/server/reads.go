@@ -20,8 +20,10 @@ type reads struct {
 // read is one query.
 type read struct {
 	inbound
-	lead   *leader
-	answer func(r kv.Reader) ([]byte, error) // nil: the state machine's own
+	lead *leader
+	// answer is nil for what the state machine answers. With neither reply nor
+	// error it has replied itself.
+	answer func(r kv.Reader) ([]byte, error)
 }
 
 // maxBatch is how many queries share one view.
@@ -31,6 +33,7 @@ const maxBatch = 16
 func (s *Server) query(l *leader, r *inbound, acts *actions) {
 	q := &read{inbound: *r, lead: l}
 	var err error
+	var answered bool
 	switch r.h.Kind {
 	case api.KindOpen:
 		err = l.registerOpen(q)
@@ -46,12 +49,17 @@ func (s *Server) query(l *leader, r *inbound, acts *actions) {
 		q.answer = func(kv.Reader) ([]byte, error) { return s.clusterReply(l, r.body) }
 	case api.KindStatFS, api.KindStatus:
 		s.totals(l, q)
+	case api.KindLease:
+		answered, err = s.lease(l, q, acts)
 	case api.KindCancel:
 		s.cancelRequest(r)
 		return
 	}
 	if err != nil {
 		r.stream.fail(r.id, err)
+		return
+	}
+	if answered {
 		return
 	}
 	if r.h.Kind == api.KindRelease {
@@ -147,6 +155,8 @@ func (s *Server) answer(r kv.Reader, q *read) {
 	}
 	if err != nil {
 		reply = api.EncodeError(err, q.h.Epoch)
+	} else if reply == nil {
+		return
 	}
 	q.stream.reply(q.id, reply)
 	if q.h.Kind == api.KindOpen && replyGone(reply) {

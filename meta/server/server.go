@@ -146,6 +146,9 @@ func (s *Server) dropLeader() {
 	for _, p := range old.parked {
 		p.stream.refuse(p.id, errkind.NotLeader, "this server leads no longer", "")
 	}
+	for _, h := range old.leases.held {
+		h.stream.refuse(h.id, errkind.NotLeader, "this server leads no longer", "")
+	}
 	for _, w := range old.locks.all() {
 		w.stream.refuse(w.id, errkind.NotLeader, "this server leads no longer", "")
 	}

@@ -53,6 +53,7 @@ func TestLostRepliesApplyOnce(t *testing.T) {
 		before := c.g.mu.applied
 		const n = 200
 		c.all(n, func(i int) {
+			c.Sleep(time.Duration(i) * time.Millisecond)
 			// Without idempotence the retry of an applied Create would say Exists.
 			_, err := create(cl, fmt.Sprintf("f%d", i), false)
 			require.NoError(t, err)
@@ -72,7 +73,7 @@ func TestFollowsTheLeader(t *testing.T) {
 		stop := false
 		c.Go("elections", func() {
 			for n := 1; !stop; n++ {
-				c.Sleep(300 * time.Millisecond)
+				c.Sleep(1300 * time.Millisecond) // a new leader proposes no change for a second
 				c.g.lead(-1)
 				c.Sleep(100 * time.Millisecond)
 				c.g.lead(n % 3)

@@ -108,6 +108,11 @@ func (st *Stream) pushCluster(version uint64) {
 	st.pushLocked(out{stream.TypePush, uint64(api.PushClusterChanged), body})
 }
 
+// pushRecall asks the session of the stream to give up its lease.
+func (st *Stream) pushRecall() {
+	st.push(out{stream.TypePush, uint64(api.PushRecall), codec.Encode(nil, &api.Pushed{})})
+}
+
 // pushEnded tells that the session of the stream has ended.
 func (st *Stream) pushEnded() {
 	st.push(out{stream.TypePush, uint64(api.PushSessionEnded), codec.Encode(nil, &api.Pushed{})})
