@@ -41,3 +41,20 @@ func TestFlushBehindDroppedBlock(t *testing.T) {
 		world.Close()
 	}
 }
+
+// TestInlineRestOfLongPack commits a few bytes inline that lie at the end of a
+// long log: the bytes before them were truncated away before they were sent.
+func TestInlineRestOfLongPack(t *testing.T) {
+	p := newPair(t, 64<<20)
+	attr := p.a.s.create(t, "f")
+	attr.Layout.CellLog = 20 // stripes of 4 MiB
+	h := p.a.OpenCreated(attr, file.OpenFlags{Write: true})
+	write(t, h, random(1, 900_000), 0)
+	_, err := p.a.Truncate(ctx, attr.Ino, 0)
+	require.NoError(t, err)
+	write(t, h, random(2, 4096), 0)
+	require.NoError(t, h.Flush(ctx))
+	h.Release()
+	p.expect(t, attr, random(2, 4096))
+	require.Zero(t, p.blocks.mu.written)
+}

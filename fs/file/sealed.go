@@ -120,7 +120,8 @@ func (pk *pack) encoded() int {
 		size += 64 + 16*len(pk.blocks[i].Disks) + 16*len(pk.blocks[i].Frames)
 	}
 	if pk.inline {
-		size += int(pk.length)
+		// Its log may be long; what the file still refers to is not.
+		size += min(int(pk.length), inlineLimit)
 	}
 	return size
 }
