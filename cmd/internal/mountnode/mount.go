@@ -128,7 +128,7 @@ func (m *Mount) budget() int64 {
 func fuseOptions(o *Options, meta []string) fuseconn.Options {
 	has := func(name string) bool { return slices.Contains(o.Kernel, name) }
 	f := fuseconn.Options{
-		Source:     fmt.Sprintf("%s", meta[0]),
+		Source:     meta[0],
 		AllowOther: os.Geteuid() == 0 || has("allow_other"),
 		ReadOnly:   has("ro"),
 		Dev:        os.Geteuid() == 0 && !has("nodev"),
