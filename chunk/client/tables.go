@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/ckptfs/ckptfs/internal/ids"
@@ -62,21 +63,26 @@ func (t *tables) get(key ids.ChunkKey, digest uint64) []uint64 {
 	return nil
 }
 
-// window bounds the bytes that reads have in flight. One read larger than the
-// window passes alone.
+// window bounds the bytes that reads have in flight, and lets them in in the
+// order in which they came. One read larger than the window passes alone.
 type window struct {
+	c  *Client
 	mu struct {
 		sync.Mutex
 		limit, used int64
-		waiting     int
+		queue       []*windowWait
 	}
-	cond sched.Cond
+}
+
+type windowWait struct {
+	n       int64
+	granted bool
+	cond    sched.Cond
 }
 
 func newWindow(c *Client, limit int64) *window {
-	w := &window{}
+	w := &window{c: c}
 	w.mu.limit = limit
-	w.cond = c.sched.NewCond(&w.mu)
 	return w
 }
 
@@ -84,7 +90,7 @@ func newWindow(c *Client, limit int64) *window {
 func (w *window) try(n int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.mu.waiting > 0 || w.mu.used+n > w.mu.limit {
+	if len(w.mu.queue) > 0 || w.mu.used+n > w.mu.limit {
 		return false
 	}
 	w.mu.used += n
@@ -93,26 +99,40 @@ func (w *window) try(n int64) bool {
 
 // acquire waits for n bytes.
 func (w *window) acquire(ctx context.Context, n int64) error {
-	defer wake(ctx, &w.mu, w.cond)()
+	x := &windowWait{n: n, cond: w.c.sched.NewCond(&w.mu)}
+	defer wake(ctx, &w.mu, x.cond)()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.waiting++
-	defer func() { w.mu.waiting-- }()
-	for w.mu.used > 0 && w.mu.used+n > w.mu.limit {
+	w.mu.queue = append(w.mu.queue, x)
+	for w.serve(); !x.granted; x.cond.Wait() {
 		if err := ended(ctx, "wait for the read window"); err != nil {
+			w.mu.queue = slices.DeleteFunc(w.mu.queue, func(o *windowWait) bool { return o == x })
+			w.serve()
 			return err
 		}
-		w.cond.Wait()
 	}
-	w.mu.used += n
 	return nil
+}
+
+// serve lets in whom there is room for.
+func (w *window) serve() {
+	for len(w.mu.queue) > 0 {
+		x := w.mu.queue[0]
+		if w.mu.used > 0 && w.mu.used+x.n > w.mu.limit {
+			return
+		}
+		w.mu.queue = w.mu.queue[1:]
+		w.mu.used += x.n
+		x.granted = true
+		x.cond.Broadcast()
+	}
 }
 
 func (w *window) release(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.used -= n
-	w.cond.Broadcast()
+	w.serve()
 }
 
 // Hedging may add a tenth of the bytes read (rule 22), with a burst so that the

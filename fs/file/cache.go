@@ -13,6 +13,10 @@ import (
 // minPiece is the least that is fetched into the cache at once, in bytes.
 const minPiece = 1 << 20
 
+// maxLoading is how many bytes may be on their way when more is fetched ahead:
+// enough to keep the servers busy. A reader that waits comes behind them.
+const maxLoading = 32 << 20
+
 // pieceSize is the part of a block that is fetched at once: whole stripes.
 func pieceSize(b *ids.Block) int {
 	s := b.Layout.StripeData()
@@ -46,10 +50,11 @@ type cache struct {
 	total int64
 	mu    struct {
 		sync.Mutex
-		used   int64
-		free   freeList
-		pieces map[pieceKey]*piece
-		order  list.List // of *piece, longest unused first
+		used    int64
+		loading int64 // bytes of pieces that are not loaded yet
+		free    freeList
+		pieces  map[pieceKey]*piece
+		order   list.List // of *piece, longest unused first
 	}
 }
 
@@ -105,6 +110,7 @@ func (c *cache) start(b *ids.Block, index int, demand bool) *piece {
 	}
 	p := &piece{key: pieceKey{b.ID, index}, n: n, refs: 1, cond: c.e.cfg.Sched.NewCond(&c.mu)}
 	c.mu.used += int64(length)
+	c.mu.loading += int64(length)
 	p.mem = c.mu.free.get(length)
 	c.mu.free.trim(c.total - c.mu.used)
 	c.mu.pieces[p.key] = p
@@ -116,6 +122,7 @@ func (c *cache) start(b *ids.Block, index int, demand bool) *piece {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		p.loaded, p.err = true, err
+		c.mu.loading -= int64(length)
 		if err != nil && p.place != nil {
 			delete(c.mu.pieces, p.key)
 			c.mu.order.Remove(p.place)
@@ -237,7 +244,7 @@ func (c *cache) release(p *piece) {
 }
 
 // prefetch begins to load the pieces of the block that cover [lo, hi), as far
-// as there is room; false when there is none.
+// as there is room and not too much is on its way; false when it ended early.
 func (c *cache) prefetch(b *ids.Block, lo, hi, extLo, extHi int) bool {
 	size := pieceSize(b)
 	c.mu.Lock()
@@ -246,7 +253,7 @@ func (c *cache) prefetch(b *ids.Block, lo, hi, extLo, extHi int) bool {
 		if c.mu.pieces[pieceKey{b.ID, i}] != nil || !worthwhile(b, i, extLo, extHi) {
 			continue
 		}
-		if c.start(b, i, false) == nil {
+		if c.mu.loading >= maxLoading || c.start(b, i, false) == nil {
 			return false
 		}
 	}
