@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -256,10 +257,13 @@ func (b *budget) crowded(acct *account) bool {
 const pollEvery = 100 * time.Millisecond
 
 // waitOn waits once on c, whose lock is held: nil means look again. It ends
-// with Timeout at the deadline (on the scheduler's clock) and with Interrupted
-// when ctx has ended.
+// with Timeout at the deadline (on the scheduler's clock) and at that of ctx, and
+// with Interrupted when ctx was ended.
 func waitOn(ctx context.Context, s sched.Sched, c sched.Cond, deadline time.Duration) error {
-	if ctx.Err() != nil {
+	switch err := ctx.Err(); {
+	case errors.Is(err, context.DeadlineExceeded):
+		return errkind.Timeout
+	case err != nil:
 		return errkind.Interrupted
 	}
 	left := deadline - s.Now()

@@ -1,6 +1,7 @@
 package file_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -8,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ckptfs/ckptfs/fs/file"
+	"github.com/ckptfs/ckptfs/internal/errkind"
+	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/internal/sim"
 )
 
@@ -57,4 +60,27 @@ func TestInlineRestOfLongPack(t *testing.T) {
 	h.Release()
 	p.expect(t, attr, random(2, 4096))
 	require.Zero(t, p.blocks.mu.written)
+}
+
+// TestTimeOutOfTheCallerDropsBytesOnce gives a flush no more time than the
+// engine has itself: what could not be stored is given up then, and the next
+// handle does not wait again.
+func TestTimeOutOfTheCallerDropsBytesOnce(t *testing.T) {
+	sc := &sched.Real{}
+	blocks := newBlocks(sc)
+	blocks.faults.deny = 100
+	e := newEngineWith(newSession(t, newService(t, sc), 1), blocks, file.Config{Sched: sc, OpTimeout: 500 * time.Millisecond})
+	attr := e.s.create(t, "f")
+	h := e.OpenCreated(attr, file.OpenFlags{Write: true})
+	write(t, h, random(1, 300_000), 0)
+	short, cancel := context.WithTimeout(ctx, 480*time.Millisecond)
+	defer cancel()
+	err := h.Flush(short)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, errkind.Interrupted)
+	require.Empty(t, e.DirtyInos(), "the bytes are given up")
+	require.NoError(t, h.Flush(ctx), "the error was told")
+	h.Release()
+	require.NoError(t, e.Close(ctx))
+	sc.Wait()
 }
