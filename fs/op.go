@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -10,7 +11,7 @@ import (
 // or some time after the kernel has said that its caller was interrupted: the
 // message does not name the signal, and most signals (a profiling timer, the Go
 // runtime's own) must not disturb a program. The watching goroutine starts only
-// when somebody waits on Done.
+// when somebody waits on Done, or some time after somebody asked for AfterFunc.
 type op struct {
 	cancel   <-chan struct{}
 	deadline time.Time // zero: none
@@ -21,8 +22,14 @@ type op struct {
 		stop  chan struct{}
 		ended bool
 		err   error
+		timer *time.Timer // starts the watching
+		funcs []*func()   // of AfterFunc
 	}
 }
+
+// watchAfter is how long an operation lasts before its end by others is
+// watched for: nearly all are over by then.
+const watchAfter = 50 * time.Millisecond
 
 // begin returns the context of an operation; call end when it is over.
 func (f *FS) begin(cancel <-chan struct{}) *op {
@@ -61,11 +68,51 @@ func (o *op) Done() <-chan struct{} {
 		if o.mu.err != nil {
 			close(o.mu.done)
 		} else {
-			o.mu.stop = make(chan struct{})
-			go o.watch(o.mu.stop)
+			o.startWatch()
 		}
 	}
 	return o.mu.done
+}
+
+// startWatch is called with mu held.
+func (o *op) startWatch() {
+	if o.mu.err == nil && o.mu.stop == nil {
+		o.mu.stop = make(chan struct{})
+		go o.watch(o.mu.stop)
+	}
+}
+
+// AfterFunc runs fn in a goroutine once the context has ended: sched.AfterFunc
+// and package context use it.
+func (o *op) AfterFunc(fn func()) (stop func() bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.err != nil {
+		go fn()
+		return func() bool { return false }
+	}
+	w := &fn
+	o.mu.funcs = append(o.mu.funcs, w)
+	switch {
+	case o.deadline.IsZero(): // ends at the first signal
+		o.startWatch()
+	case o.mu.timer == nil:
+		o.mu.timer = time.AfterFunc(min(watchAfter, time.Until(o.deadline)), func() {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.startWatch()
+		})
+	}
+	return func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		i := slices.Index(o.mu.funcs, w)
+		if i < 0 {
+			return false
+		}
+		o.mu.funcs = slices.Delete(o.mu.funcs, i, i+1)
+		return true
+	}
 }
 
 // finish is called with mu held.
@@ -74,6 +121,13 @@ func (o *op) finish(err error) {
 		return
 	}
 	o.mu.err = err
+	if o.mu.timer != nil {
+		o.mu.timer.Stop()
+	}
+	for _, fn := range o.mu.funcs {
+		go (*fn)()
+	}
+	o.mu.funcs = nil
 	if o.mu.done != nil {
 		close(o.mu.done)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
+	"github.com/ckptfs/ckptfs/internal/sched"
 	"github.com/ckptfs/ckptfs/meta/api"
 )
 
@@ -154,4 +155,39 @@ func TestOpContext(t *testing.T) {
 	<-lock.Done()
 	require.ErrorIs(t, lock.Err(), context.Canceled)
 	lock.end()
+}
+
+func TestOpRunsFunctionsAtItsEnd(t *testing.T) {
+	f := &FS{cfg: Config{OpTimeout: time.Hour, Grace: time.Millisecond}}
+	interrupted := make(chan struct{})
+	close(interrupted)
+	for name, o := range map[string]*op{
+		"signal":           f.begin(interrupted),
+		"signal to a wait": beginWait(interrupted),
+		"end":              f.begin(nil),
+	} {
+		ran := make(chan struct{})
+		sched.AfterFunc(o, func() { close(ran) })
+		stop := sched.AfterFunc(o, func() { t.Error("it was stopped") })
+		require.True(t, stop(), name)
+		require.False(t, stop(), name)
+		if name == "end" {
+			o.end()
+		}
+		<-ran
+		require.Error(t, o.Err(), name)
+		late := make(chan struct{})
+		require.False(t, sched.AfterFunc(o, func() { close(late) })())
+		<-late
+		o.end()
+	}
+}
+
+func BenchmarkOpWithAfterFunc(b *testing.B) {
+	f := &FS{cfg: Config{OpTimeout: time.Hour, Grace: time.Second}}
+	for b.Loop() {
+		o := f.begin(nil)
+		sched.AfterFunc(o, func() {})()
+		o.end()
+	}
 }
