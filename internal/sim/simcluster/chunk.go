@@ -86,7 +86,7 @@ func (l *chunkLife) openDisks() error {
 	c := l.node.c
 	var self ids.UUID
 	for _, f := range l.node.disks {
-		f.SetHook(l.node.work(f))
+		f.SetHook(l.node.work)
 		id, err := store.ReadIdentity(f)
 		if errors.Is(err, errkind.NotFound) {
 			if self.IsZero() {
@@ -112,17 +112,15 @@ func (l *chunkLife) openDisks() error {
 }
 
 // work makes the operations of a disk take time, syncs above all.
-func (n *chunkNode) work(*vfs.Mem) func(vfs.Call) error {
-	return func(c vfs.Call) error {
-		w := n.c.World
-		switch c.Op {
-		case vfs.OpSync, vfs.OpSyncDir:
-			w.Sleep(50*time.Microsecond + time.Duration(w.Rand().IntN(2_000_000)) + n.c.net.slow[n.addr])
-		case vfs.OpRead, vfs.OpWrite:
-			w.Sleep(time.Duration(w.Rand().IntN(50_000)))
-		}
-		return nil
+func (n *chunkNode) work(c vfs.Call) error {
+	w := n.c.World
+	switch c.Op {
+	case vfs.OpSync, vfs.OpSyncDir:
+		w.Sleep(50*time.Microsecond + time.Duration(w.Rand().IntN(2_000_000)) + n.c.net.slow[n.addr])
+	case vfs.OpRead, vfs.OpWrite:
+		w.Sleep(time.Duration(w.Rand().IntN(50_000)))
 	}
+	return nil
 }
 
 func (l *chunkLife) register() error {

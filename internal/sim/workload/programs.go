@@ -106,7 +106,13 @@ func (r *run) resolve(used []*entry) {
 		defer func() { r.workers-- }()
 		r.World.Sleep(resolveAfter)
 		for _, e := range used {
-			if err := r.resolveOne(e, images); err != nil {
+			m := r.alive()
+			err := r.resolveOne(m, e, images)
+			for err != nil && m.Dead() {
+				m = r.alive()
+				err = r.resolveOne(m, e, images)
+			}
+			if err != nil {
 				r.violate("left by a mount that died: %w", err)
 			}
 			e.busy = false
@@ -114,8 +120,7 @@ func (r *run) resolve(used []*entry) {
 	})
 }
 
-func (r *run) resolveOne(e *entry, images [][]byte) error {
-	m := r.alive()
+func (r *run) resolveOne(m *simcluster.Mount, e *entry, images [][]byte) error {
 	a, err := r.lookup(m, e)
 	e.exists, e.images, e.unsure = err == nil, nil, false
 	r.World.Trace("%s was left; it exists: %v", e, e.exists)

@@ -63,23 +63,31 @@ func TestEqualSeedsGiveEqualTraces(t *testing.T) {
 	require.Len(t, hashes, 2*len(kinds), "different seeds run differently")
 }
 
-// A cluster that loses more disks than a block has chunks to spare must be
-// found out, or the oracle is blind.
-func TestTheOracleSeesALoss(t *testing.T) {
-	run := func(lost int) error {
-		cfg := Config{NoFault: true, For: 5 * time.Second}
-		cfg.atEnd = func(r *run) error {
-			for i := range lost {
-				r.CrashChunk(i)
-				r.LoseDisks(i)
-			}
-			r.World.Sleep(time.Second)
-			return nil
+// losing runs programs without faults, then takes the disks of some servers away.
+func losing(lost int) (Result, error) {
+	cfg := Config{NoFault: true, For: 5 * time.Second, Cluster: simcluster.Config{Servers: 9}}
+	cfg.atEnd = func(r *run) error {
+		for i := range lost {
+			r.CrashChunk(i)
+			r.LoseDisks(i)
 		}
-		_, err := Run(1, cfg)
-		return err
+		r.World.Sleep(time.Second)
+		return nil
 	}
-	require.Error(t, run(3))
+	return Run(1, cfg)
+}
+
+// With more disks gone than a block has chunks to spare files are lost, which
+// must be found out, or the oracle is blind.
+func TestTheOracleSeesALoss(t *testing.T) {
+	_, err := losing(4)
+	require.Error(t, err)
+}
+
+func TestLostDisksAreRepaired(t *testing.T) {
+	r, err := losing(2)
+	require.NoError(t, err)
+	require.NotZero(t, r.Audit.Blocks)
 }
 
 func TestTheOracleSeesOtherBytes(t *testing.T) {
