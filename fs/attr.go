@@ -48,29 +48,34 @@ func (f *FS) overlay(a *api.Attr) {
 	f.atimes.overlay(a)
 }
 
-// validity is how long the kernel may use what it is told of an inode: never
-// longer than the lease on its directory, and no lease is granted yet.
-func (f *FS) validity() time.Duration {
-	const lease = 0
-	return min(f.cfg.KernelTimeout, lease)
+// validity is how long the kernel may use what it is told by an operation:
+// never longer than the lease that covered all of it, and never long, because a
+// recall waits until the kernel has forgotten (data-path rule 28). Nil is an
+// answer of unknown age.
+func (f *FS) validity(o *op) time.Duration {
+	if o == nil || o.lease == 0 || f.cfg.KernelTimeout <= 0 {
+		return 0
+	}
+	return f.cfg.Leases.Lend(o.lease, f.cfg.KernelTimeout)
 }
 
 // entry answers with a name's inode and gives the kernel one more reference.
-func (f *FS) entry(out *fuseconn.EntryOut, a *api.Attr) {
+func (f *FS) entry(o *op, out *fuseconn.EntryOut, a *api.Attr) {
 	f.overlay(a)
 	f.nodes.see(a, true)
 	out.NodeId = uint64(a.Ino)
 	out.Generation = generation
-	out.SetEntryTimeout(f.validity())
-	out.SetAttrTimeout(f.validity())
+	valid := f.validity(o)
+	out.SetEntryTimeout(valid)
+	out.SetAttrTimeout(valid)
 	f.fill(&out.Attr, a)
 }
 
 // attr answers with attributes.
-func (f *FS) attr(out *fuseconn.AttrOut, a *api.Attr) {
+func (f *FS) attr(o *op, out *fuseconn.AttrOut, a *api.Attr) {
 	f.overlay(a)
 	f.nodes.see(a, false)
-	out.SetTimeout(f.validity())
+	out.SetTimeout(f.validity(o))
 	f.fill(&out.Attr, a)
 }
 
@@ -86,7 +91,7 @@ func (f *FS) Lookup(cancel <-chan struct{}, in *fuseconn.InHeader, name string, 
 	if err := f.cfg.Meta.Do(o, &api.Lookup{Parent: ids.Ino(in.NodeId), Name: []byte(name)}, &e); err != nil {
 		return f.status("lookup", in.NodeId, err)
 	}
-	f.entry(out, &e.Attr)
+	f.entry(o, out, &e.Attr)
 	return fuseconn.OK
 }
 
@@ -101,7 +106,7 @@ func (f *FS) GetAttr(cancel <-chan struct{}, in *fuseconn.GetAttrIn, out *fuseco
 	if err := f.cfg.Meta.Do(o, &api.GetAttr{Ino: ids.Ino(in.NodeId)}, &e); err != nil {
 		return f.inodeStatus("getattr", in.NodeId, err)
 	}
-	f.attr(out, &e.Attr)
+	f.attr(o, out, &e.Attr)
 	return fuseconn.OK
 }
 
@@ -116,7 +121,7 @@ func (f *FS) Statx(cancel <-chan struct{}, in *fuseconn.StatxIn, out *fuseconn.S
 	a := &e.Attr
 	f.overlay(a)
 	f.nodes.see(a, false)
-	out.SetTimeout(f.validity())
+	out.SetTimeout(f.validity(o))
 	out.Mask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 	out.Blksize = f.cfg.BlockSize
 	out.Nlink = a.Nlink
@@ -167,7 +172,7 @@ func (f *FS) SetAttr(cancel <-chan struct{}, in *fuseconn.SetAttrIn, out *fuseco
 	if err != nil {
 		return f.inodeStatus("setattr", in.NodeId, err)
 	}
-	f.attr(out, &e.Attr)
+	f.attr(o, out, &e.Attr)
 	return fuseconn.OK
 }
 

@@ -23,6 +23,17 @@ type Meta interface {
 	Do(ctx context.Context, req api.Request, reply codec.Message) error
 }
 
+// Leases tell for how long answers of the metadata service stay right. Safe for
+// concurrent use.
+type Leases interface {
+	// Lease names the lease that is held now; zero when none is.
+	Lease() uint64
+	// Lend returns for how long, at most limit, what was answered since the
+	// lease was named may be used without asking: 0 when it has ended. The lease
+	// is given back only after that.
+	Lend(lease uint64, limit time.Duration) time.Duration
+}
+
 // Engine reads and writes the contents of files; file.Engine through
 // FileEngine is the real one. Safe for concurrent use.
 type Engine interface {
@@ -84,9 +95,10 @@ type Config struct {
 	Log    *slog.Logger
 
 	// KernelTimeout caps how long the kernel may use a name or attributes
-	// without asking (data-path rule 28). What counts is the smaller of it and
-	// the lease on the directory; none is granted yet, so nothing is cached.
+	// without asking (data-path rule 28), at most 200 ms; zero: not at all. What
+	// counts is the smaller of it and what is left of the lease.
 	KernelTimeout time.Duration
+	Leases        Leases // nil: nothing is cached
 	// OpTimeout bounds every operation but a wait for a lock (60 s).
 	OpTimeout time.Duration
 	// Grace is how long an operation goes on after a signal (1 s).

@@ -212,7 +212,7 @@ func (w *dirWriter) add(d *api.DirEntry) {
 		return
 	}
 	if out := w.out.AddDirLookupEntry(e); out != nil && d.Attr != nil {
-		w.f.entry(out, d.Attr)
+		w.f.entry(nil, out, d.Attr) // it may have been read some calls ago
 	}
 }
 

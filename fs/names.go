@@ -31,7 +31,7 @@ func (f *FS) create(name string, cancel <-chan struct{}, in *fuseconn.InHeader, 
 	if err := f.cfg.Meta.Do(o, req, &e); err != nil {
 		return f.status(name, in.NodeId, err)
 	}
-	f.entry(out, &e.Attr)
+	f.entry(o, out, &e.Attr)
 	return fuseconn.OK
 }
 
@@ -86,7 +86,7 @@ func (f *FS) Link(cancel <-chan struct{}, in *fuseconn.LinkIn, name string, out 
 	if err != nil {
 		return f.status("link", in.NodeId, err)
 	}
-	f.entry(out, &e.Attr)
+	f.entry(o, out, &e.Attr)
 	return fuseconn.OK
 }
 
@@ -173,7 +173,7 @@ func (f *FS) Create(cancel <-chan struct{}, in *fuseconn.CreateIn, name string, 
 		return f.createExisting(o, in, &e.Attr, out)
 	}
 	h := f.cfg.Engine.OpenCreated(e.Attr, openFlags(in.Flags))
-	f.entry(&out.EntryOut, &e.Attr)
+	f.entry(o, &out.EntryOut, &e.Attr)
 	f.opened(&out.OpenOut, h, &e.Attr, in.Flags, true)
 	return fuseconn.OK
 }
@@ -197,7 +197,7 @@ func (f *FS) createExisting(o *op, in *fuseconn.CreateIn, a *api.Attr, out *fuse
 	if err != nil {
 		return f.inodeStatus("create", in.NodeId, err)
 	}
-	f.entry(&out.EntryOut, &info.Attr)
+	f.entry(o, &out.EntryOut, &info.Attr)
 	f.opened(&out.OpenOut, h, &info.Attr, in.Flags, info.KeepCache)
 	return fuseconn.OK
 }
@@ -231,7 +231,7 @@ func (f *FS) Tmpfile(cancel <-chan struct{}, in *fuseconn.CreateIn, out *fusecon
 		return f.status("tmpfile", in.NodeId, err)
 	}
 	h := f.cfg.Engine.OpenCreated(e.Attr, openFlags(in.Flags))
-	f.entry(&out.EntryOut, &e.Attr)
+	f.entry(o, &out.EntryOut, &e.Attr)
 	f.opened(&out.OpenOut, h, &e.Attr, in.Flags, true)
 	return fuseconn.OK
 }

@@ -16,6 +16,7 @@ type op struct {
 	cancel   <-chan struct{}
 	deadline time.Time // zero: none
 	grace    time.Duration
+	lease    uint64 // under which the operation began; zero: none
 	mu       struct {
 		sync.Mutex
 		done  chan struct{}
@@ -33,7 +34,11 @@ const watchAfter = 50 * time.Millisecond
 
 // begin returns the context of an operation; call end when it is over.
 func (f *FS) begin(cancel <-chan struct{}) *op {
-	return &op{cancel: cancel, deadline: time.Now().Add(f.cfg.OpTimeout), grace: f.cfg.Grace}
+	o := &op{cancel: cancel, deadline: time.Now().Add(f.cfg.OpTimeout), grace: f.cfg.Grace}
+	if f.cfg.Leases != nil {
+		o.lease = f.cfg.Leases.Lease()
+	}
+	return o
 }
 
 // beginWait is begin for an operation that may last as long as its caller

@@ -17,6 +17,10 @@ const (
 	// back, changes the space that a truncated file takes.
 	maxAge     = time.Second
 	leaseAgain = time.Second // after a refusal
+	// lendSlack is how much later than told the kernel may stop using what was
+	// lent: it counts in ticks of up to 10 ms, from when it reads the reply,
+	// which is written after Lend has returned.
+	lendSlack = 50 * time.Millisecond
 )
 
 // lease is the right to answer from memory: no other session's change is
@@ -27,6 +31,10 @@ type lease struct {
 	refused  time.Duration // when it was last refused
 	recalled time.Duration // when it was last lost
 	asked    bool          // ever
+	// number names the lease: it is raised whenever one ends, by a recall or by
+	// time, so that what was learned before is not taken for covered.
+	number uint64
+	lent   time.Duration // until when the kernel uses what it was told
 }
 
 // cache holds what Lookup and GetAttr answered under the lease. What a change
@@ -395,6 +403,7 @@ func (c *Client) leased(k *call, reply []byte, err error) {
 	}
 	if now >= l.until {
 		c.mu.cache.empty() // what was learned before may be wrong by now
+		l.number++
 	}
 	l.until = max(l.until, k.sent+time.Duration(m.Millis)*time.Millisecond)
 }
@@ -404,11 +413,56 @@ func (c *Client) dropLease() {
 	l := &c.mu.lease
 	c.forget(l.call)
 	l.call, l.until, l.recalled = nil, 0, c.cfg.Sched.Now()
+	l.number++
 	c.mu.cache.empty()
 }
 
-// giveBack answers a recall; with mu held.
+// Lease names the lease that is held at this moment; zero when none is. Begin
+// with it what shall be lent.
+func (c *Client) Lease() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cfg.Sched.Now() >= c.mu.lease.until {
+		return 0
+	}
+	return c.mu.lease.number
+}
+
+// Lend returns for how long, at most limit, answers got since Lease returned
+// the number may be used without asking; 0 when that lease has ended. A recall
+// is answered only after that (data-path rule 28).
+func (c *Client) Lend(number uint64, limit time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l, now := &c.mu.lease, c.cfg.Sched.Now()
+	if number == 0 || number != l.number || now >= l.until {
+		return 0
+	}
+	d := min(limit, l.until-now-lendSlack)
+	if d <= 0 {
+		return 0
+	}
+	l.lent = max(l.lent, now+d+lendSlack)
+	return d
+}
+
+// giveBack answers a recall, once nobody uses what was lent under the lease;
+// with mu held.
 func (c *Client) giveBack() {
 	c.dropLease()
-	c.ask(&api.Lease{Return: true}, func([]byte, error) {})
+	back := func() { c.ask(&api.Lease{Return: true}, func([]byte, error) {}) }
+	wait := c.mu.lease.lent - c.cfg.Sched.Now()
+	if wait <= 0 {
+		back()
+		return
+	}
+	from := c.mu.link
+	c.cfg.Sched.AfterFunc(wait, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		// A connection that ended took the lease with it.
+		if c.mu.link == from && from != nil && !c.mu.closing {
+			back()
+		}
+	})
 }

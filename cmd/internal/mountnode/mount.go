@@ -91,7 +91,7 @@ func (m *Mount) start(ctx context.Context) error {
 	fo := fuseOptions(o, m.cfg.Meta)
 	fsys = fs.New(fs.Config{
 		Meta: m.meta, Engine: fs.FileEngine(m.engine), Sched: m.sched, Log: m.log,
-		KernelTimeout: o.KernelTimeout, OpTimeout: o.OpTimeout, ReadMode: readMode(o.ReadMode),
+		KernelTimeout: min(o.KernelTimeout, DefaultKernelTimeout), Leases: m.meta, OpTimeout: o.OpTimeout, ReadMode: readMode(o.ReadMode),
 		Atime: fo.Atime, NoDirAtime: fo.NoDirAtime, Session: m.meta.Session,
 	})
 	m.server, err = fs.Mount(ctx, m.cfg.Dir, fsys, fo)
