@@ -177,6 +177,10 @@ func TestChunksOfARemovedFileAreDeleted(t *testing.T) {
 func TestMissingChunkIsRepaired(t *testing.T) {
 	chunkCluster(t, 6, func(f *fixture) {
 		_, b := f.commit("f", 1)
+		f.Sleep(2 * time.Second)
+		for _, s := range f.servers {
+			require.Empty(t, s.jobs, "the writer still has its cells and may finish it")
+		}
 		f.Sleep(5 * time.Second)
 		var job *api.Job
 		var by *chunkServer

@@ -197,6 +197,7 @@ func (s *Server) planRepairs(l *leader) {
 	}
 	var list []wanted
 	after := j.after
+	fresh := s.cfg.Sched.Wall().Add(-lateAfter).UnixNano()
 	err := s.view(func(r kv.Reader) error {
 		page, err := meta.ReadRepairs(r, after, planPage)
 		if err != nil {
@@ -207,6 +208,9 @@ func (s *Server) planRepairs(l *leader) {
 			after = page[len(page)-1].Key
 		}
 		for _, e := range page {
+			if e.Disk == 0 && e.Since > fresh {
+				continue // its writer is still finishing it
+			}
 			b, ok, err := meta.ReadBlock(r, e.Key.Block)
 			if err != nil {
 				return err

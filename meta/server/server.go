@@ -38,6 +38,7 @@ const (
 	endAfter       = 10 * time.Minute                   // a suspect session ends
 	downAfter      = 5 * time.Second                    // a chunk server without heartbeat
 	deadAfter      = 10 * time.Minute                   // a disk without server
+	lateAfter      = 3 * time.Second                    // a missing chunk is its writer's to finish
 	deleteAfter    = 10 * time.Second                   // a chunk after its last reference
 	tickEvery      = time.Second
 	helloLimit     = 5 * time.Second
