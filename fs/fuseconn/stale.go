@@ -102,15 +102,16 @@ func pidText(pid int) string {
 	return fmt.Sprintf(" (process %d)", pid)
 }
 
-// probe asks the mount on dir for its attributes. When it does not answer in
-// time, the asking goroutine stays until the connection is aborted.
+// probe asks the mount on dir for its space, which no kernel answers from a
+// cache, as it does for attributes. When the mount does not answer in time, the
+// asking goroutine stays until the connection is aborted.
 func probe(ctx context.Context, dir string, limit time.Duration) (answered bool, err error) {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	got := make(chan error, 1)
 	go func() {
-		var st unix.Stat_t
-		got <- unix.Lstat(dir, &st)
+		var st unix.Statfs_t
+		got <- unix.Statfs(dir, &st)
 	}()
 	select {
 	case err := <-got:
