@@ -68,5 +68,13 @@ def _rank(rank, world, fn, args):
     dist.init_process_group("gloo", rank=rank, world_size=world)
     try:
         fn(rank, world, *args)
+        # The group is taken down by all at once: a rank that ends while its
+        # peers still talk to it aborts in gloo's threads.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
+    # Nothing of torch's threads is left to the interpreter's own end, where
+    # they can abort a process whose work is done.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
