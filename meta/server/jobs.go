@@ -105,8 +105,12 @@ func (j *jobs) results(log *slog.Logger, done []api.JobResult, now time.Duration
 		j.changed = true
 		if k := errkind.Kind(r.Err); k != errkind.OK {
 			log.Warn("metadata: a job failed", "job", r.Job, "kind", x.Kind, "block", x.Block.ID, "ino", x.Ino, "err", r.Text)
+			again := jobBackoff
+			if k == errkind.Unsupported {
+				again = jobUnsupported
+			}
 			if len(j.retry) < maxMemories {
-				j.retry[x.subject()] = now + jobBackoff
+				j.retry[x.subject()] = now + again
 			}
 		}
 	}

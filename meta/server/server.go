@@ -45,6 +45,7 @@ const (
 	stallLimit     = 30 * time.Second // a stream that takes none of its replies
 	jobLimit       = 5 * time.Minute
 	jobBackoff     = 30 * time.Second
+	jobUnsupported = time.Hour        // until a job is tried again that no server could do
 	usageEvery     = 30 * time.Second // at most so often free space alone is logged
 	workers        = 4                // that answer queries
 	maxParked      = 1 << 16          // requests that wait for a new leader to be ready
