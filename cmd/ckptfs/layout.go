@@ -25,6 +25,10 @@ func layoutCommand() *cobra.Command {
 into K data chunks and adds M parity chunks, any M of which may be lost;
 copies-N keeps N whole copies. A file takes, when it is created, the layout of
 the nearest directory above it that has one. Existing files keep theirs.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cli.Usage(fmt.Errorf("say what to do: %s get PATH, or %s set PATH LAYOUT", cmd.CommandPath(), cmd.CommandPath()))
+		},
 	}
 	cmd.AddCommand(layoutGet(), layoutSet())
 	return cmd

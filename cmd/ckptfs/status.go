@@ -50,7 +50,7 @@ func metaOf(flag []string, dir string) ([]string, error) {
 		return flag, nil
 	}
 	if dir == "" {
-		return nil, cli.Usage(fmt.Errorf("--meta is missing: HOST:PORT of a metadata server"))
+		return nil, cli.Usage(fmt.Errorf("name a mount point of this machine, or give --meta HOST:PORT of a metadata server"))
 	}
 	s, err := mountnode.ReadState(dir)
 	if err != nil {

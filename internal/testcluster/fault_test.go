@@ -120,3 +120,20 @@ func (c *Cluster) leader(t *testing.T, m *MountProcess) int {
 	}, startBound, 100*time.Millisecond)
 	return leader
 }
+
+// TestTerminateIsClean ends every process by SIGTERM: each drains, says nothing
+// of a failure and exits with 0.
+func TestTerminateIsClean(t *testing.T) {
+	NeedMount(t)
+	c := New(t, Config{Disks: 3, Layout: "rs-2-1"})
+	m := c.Mount("a")
+	seeds := save(t, m.Path, "kept", 3)
+	for _, p := range append([]*Process{m.Process}, append(c.Chunks, c.Metas...)...) {
+		state := p.Terminate()
+		require.Zero(t, state.ExitCode(), "%s:\n%s", p.name, p.Log())
+	}
+	for _, p := range append(append([]*Process{}, c.Metas...), c.Chunks...) {
+		p.Start()
+	}
+	c.fresh(t, "b", "kept", seeds)
+}

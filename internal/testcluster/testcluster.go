@@ -236,8 +236,12 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Kill ends the process by SIGKILL and waits.
 func (p *Process) Kill() { p.end(syscall.SIGKILL) }
 
-// Terminate ends it by SIGTERM and waits.
-func (p *Process) Terminate() { p.end(syscall.SIGTERM) }
+// Terminate ends it by SIGTERM, waits and returns how it ended.
+func (p *Process) Terminate() *os.ProcessState {
+	cmd := p.cmd
+	p.end(syscall.SIGTERM)
+	return cmd.ProcessState
+}
 
 func (p *Process) end(sig syscall.Signal) {
 	if p.cmd == nil {

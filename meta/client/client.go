@@ -7,6 +7,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -194,6 +195,8 @@ func (c *Client) awaitReady(ctx context.Context) error {
 			return c.mu.fatal
 		case c.cfg.NoSession && c.mu.link != nil, c.mu.win != nil && c.cmap.Load() != nil:
 			return nil
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return c.failure("connect", errkind.Timeout)
 		case ctx.Err() != nil:
 			return c.failure("connect", errkind.Interrupted)
 		}

@@ -68,9 +68,13 @@ the server may be killed at any moment. SIGTERM stops it cleanly.`,
 func run(ctx context.Context, cfg Config, d *daemon.Config) error {
 	ctx, stop := daemon.Signals(ctx)
 	defer stop()
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	cfg.Log, cfg.Fatal = d.Logger(os.Stderr), func(err error) { fail(err) }
+	failed := make(chan error, 1)
+	cfg.Log, cfg.Fatal = d.Logger(os.Stderr), func(err error) {
+		select {
+		case failed <- err:
+		default: // the first one counts
+		}
+	}
 	admin, err := daemon.StartAdmin(ctx, d.Admin, daemon.Registry(), cfg.Log)
 	if err != nil {
 		return err
@@ -82,11 +86,12 @@ func run(ctx context.Context, cfg Config, d *daemon.Config) error {
 	}
 	cfg.Log.Info("metadata server ready", "addr", n.Addr(), "dir", cfg.Dir, "id", cfg.ID)
 	daemon.Ready()
-	<-ctx.Done()
-	daemon.Stopping()
-	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled { //nolint:errorlint // a signal gives exactly this
+	select {
+	case <-ctx.Done():
+		daemon.Stopping()
+	case err := <-failed:
 		// The disk or the state cannot be trusted any more: nothing is flushed.
-		return fmt.Errorf("metadata server: %w; what was acknowledged is in the log: repair the disk and start again", cause)
+		return fmt.Errorf("metadata server: %w; what was acknowledged is in the log: repair the disk and start again", err)
 	}
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopBound)
 	defer cancel()

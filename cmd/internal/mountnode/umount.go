@@ -80,7 +80,7 @@ func waitFor(pidfd, pid int, dir string, timeout time.Duration) error {
 			return fmt.Errorf("wait for daemon %d: %w", pid, err)
 		}
 		if n == 0 {
-			return errkind.Timeout.Wrap("%s is unmounted, but its daemon %d is still storing what was written after %s; its log says why",
+			return errkind.Timeout.Wrap("%s is unmounted, but its daemon %d has not ended after %s: files of it are still open, or what was written is still being stored",
 				dir, pid, timeout)
 		}
 		return nil
