@@ -88,7 +88,11 @@ func (r *reading) judge(f *fetch, good bool) {
 		return
 	}
 	f.state = fetchBad
-	r.trouble(f.src, errkind.Corrupt.Wrap("bytes [%d, %d) do not match their checksums", f.lo, f.hi), false)
+	s := f.src
+	err := errkind.Corrupt.Wrap("chunk %d on disk %d: bytes [%d, %d) do not match their checksums", s.index, s.disk, f.lo, f.hi)
+	// Damage is of a range: the others of the chunk may be what another stripe needs.
+	s.last, s.bad = err, append(s.bad, span{f.lo, f.hi, err})
+	r.c.reportDamage(r.key(s.index), s.disk, err.Error())
 }
 
 // checkData compares a reply with the request and the block record. When the

@@ -45,7 +45,8 @@ type reading struct {
 type source struct {
 	peer
 	index   int
-	gone    error // missing or damaged: not asked (again)
+	gone    error  // missing or damaged as a whole: not asked (again)
+	bad     []span // damaged ranges: the rest of the chunk is as good as any
 	fails   int
 	busy    bool // the last request was put off: ask again at retryAt
 	retryAt time.Duration
@@ -54,6 +55,25 @@ type source struct {
 	asking  bool     // for the table
 	cancel  func()   // of asking
 	waiting []*fetch // have data, wait for the table
+}
+
+// span is a range [lo, hi) of a chunk whose bytes do not match their checksums.
+type span struct {
+	lo, hi int
+	err    error
+}
+
+// lost says why the range [lo, hi) of the chunk cannot be had, nil if it may.
+func (s *source) lost(lo, hi int) error {
+	if s.gone != nil {
+		return s.gone
+	}
+	for _, b := range s.bad {
+		if lo < b.hi && b.lo < hi {
+			return b.err
+		}
+	}
+	return nil
 }
 
 // group is the part of a read that lies in one stripe.
@@ -251,7 +271,7 @@ func (r *reading) admit(ctx context.Context, groups []*group) ([]*group, error) 
 		groups = groups[1:]
 		r.mu.active = append(r.mu.active, g)
 		for _, t := range g.targets {
-			if s := r.mu.sources[t.chunk]; s.gone == nil && !r.c.health.isOut(s.server) {
+			if s := r.mu.sources[t.chunk]; s.lost(t.lo, t.hi) == nil && !r.c.health.isOut(s.server) {
 				var direct []byte
 				if t.exact() {
 					direct = t.out
@@ -277,7 +297,8 @@ func (r *reading) retire(g *group) {
 	}
 }
 
-// RebuildChunk computes chunk index of a block from any K others, cell by cell,
+// RebuildChunk computes chunk index of a block, cell by cell, from what is
+// undamaged of it and, for the rest, from any K others,
 // and hands the pieces to w in order: their offset in the chunk, bytes (valid
 // during the call) and checksums. After the last piece the whole is compared
 // with the block record's digest: on an error that wraps Corrupt, or any other,
@@ -290,7 +311,6 @@ func (c *Client) RebuildChunk(ctx context.Context, b *ids.Block, index int, w fu
 	if index < 0 || index >= b.Layout.Width() {
 		return errkind.Range.Wrap("rebuild block %s: chunk %d of %d", b.ID, index, b.Layout.Width())
 	}
-	r.mu.sources[index].gone = errkind.NoChunk.Wrap("chunk %d is being rebuilt", index)
 	step := max(b.Layout.CellSize(), 1<<b.Granule)
 	buf := c.buffer(min(step, r.chunkLen))
 	defer c.free(buf)

@@ -21,7 +21,7 @@ func (r *reading) drive(g *group) (done bool, next time.Duration, err error) {
 		}
 		done = false
 		own := r.pending(g, t.chunk, t.lo, t.hi)
-		if s := r.mu.sources[t.chunk]; own == nil && s.busy && s.gone == nil && !t.repair {
+		if s := r.mu.sources[t.chunk]; own == nil && s.busy && s.lost(t.lo, t.hi) == nil && !t.repair {
 			next = min(next, r.putOff(g, t, s))
 		} else if own == nil {
 			t.repair = true
@@ -188,7 +188,7 @@ func (r *reading) repair(g *group, t *target) (next time.Duration, err error) {
 	need := k - len(good) - coming
 	for _, lastResort := range []bool{false, true} {
 		for _, s := range r.mu.sources {
-			if need > 0 && r.pending(g, s.index, t.lo, t.hi) == nil && r.good(g, s.index, t.lo, t.hi) == nil && r.usable(s, lastResort) {
+			if need > 0 && r.pending(g, s.index, t.lo, t.hi) == nil && r.good(g, s.index, t.lo, t.hi) == nil && r.usable(s, t, lastResort) {
 				r.fetch(g, s, t.lo, t.hi, nil)
 				need--
 			}
@@ -197,13 +197,13 @@ func (r *reading) repair(g *group, t *target) (next time.Duration, err error) {
 	if need <= 0 {
 		return next, nil
 	}
-	return min(next, retryAfter), r.enough(k)
+	return min(next, retryAfter), r.enough(t, k)
 }
 
-// usable reports whether a chunk may be asked now. Servers that are out, and
+// usable reports whether a chunk may be asked now for the target's range. Servers that are out, and
 // chunks whose last request failed, are a last resort.
-func (r *reading) usable(s *source, lastResort bool) bool {
-	if s.gone != nil || s.retryAt > r.c.sched.Now() {
+func (r *reading) usable(s *source, t *target, lastResort bool) bool {
+	if s.lost(t.lo, t.hi) != nil || s.retryAt > r.c.sched.Now() {
 		return false
 	}
 	return lastResort || s.fails == 0 && !r.c.health.isOut(s.server)
@@ -211,19 +211,20 @@ func (r *reading) usable(s *source, lastResort bool) bool {
 
 // enough returns an error when K chunks cannot be had: at once when too many
 // are missing or damaged, at the deadline when their servers do not answer.
-func (r *reading) enough(k int) error {
+func (r *reading) enough(t *target, k int) error {
 	kind, have := errkind.NoChunk, 0
 	var why []string
 	for _, s := range r.mu.sources {
-		if s.gone == nil {
+		lost := s.lost(t.lo, t.hi)
+		if lost == nil {
 			have++
 			if s.last != nil {
 				why = append(why, fmt.Sprintf("chunk %d on disk %d: %v", s.index, s.disk, s.last))
 			}
 			continue
 		}
-		why = append(why, s.gone.Error())
-		if errkind.Of(s.gone) == errkind.Corrupt {
+		why = append(why, lost.Error())
+		if errkind.Of(lost) == errkind.Corrupt {
 			kind = errkind.Corrupt
 		}
 	}
