@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -206,6 +207,29 @@ func TestMissingChunkIsRepaired(t *testing.T) {
 		for _, s := range f.servers {
 			require.LessOrEqual(t, len(s.jobs), 1, "nothing is left to repair")
 		}
+	})
+}
+
+// TestRepairAvoidsADiskWithoutRoom fills every disk that a missing chunk could
+// go to: the chunk waits, and is repaired when one of them has room.
+func TestRepairAvoidsADiskWithoutRoom(t *testing.T) {
+	chunkCluster(t, 6, func(f *fixture) {
+		_, b := f.commit("f", 1)
+		var spare *chunkServer
+		for _, s := range f.servers {
+			if !slices.Contains(b.Disks, s.disks[0]) {
+				spare = s
+				s.free = 8 << 20
+			}
+		}
+		f.Sleep(30 * time.Second)
+		for _, s := range f.servers {
+			require.Empty(t, s.jobs, "no room anywhere")
+		}
+		spare.free = 1 << 39
+		f.Sleep(60 * time.Second)
+		require.NotEmpty(t, spare.jobs)
+		require.Equal(t, spare.disks[0], spare.jobs[0].Target)
 	})
 }
 

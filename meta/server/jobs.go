@@ -247,9 +247,11 @@ func (l *leader) planRepair(w *wanted, now time.Duration) {
 	if _, wait := j.retry[w.Key]; wait || !rebuildable(m, &w.block, w.Key.Index) {
 		return
 	}
+	// The chunk, and room for what is being written there meanwhile.
+	need := uint64(w.block.Length)/uint64(w.block.Layout.K) + ids.MaxChunk
 	disk, ok := target(m, &w.block, w.Key.Index, func(d ids.DiskID) bool {
 		_, told := j.deleted[api.ChunkAt{Key: w.Key, Disk: d}]
-		return told || j.load(m.Disk(d).Server) >= maxJobsServer
+		return told || m.Disk(d).Free < need || j.load(m.Disk(d).Server) >= maxJobsServer
 	})
 	if !ok {
 		return
