@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -26,6 +25,7 @@ type chunkServer struct {
 	down    bool
 	room    uint32
 	free    uint64
+	small   bool // a disk of 64 MiB
 	deleted []api.ChunkAt
 	freed   []api.ChunkAt
 	jobs    []api.Job
@@ -80,7 +80,11 @@ func (s *chunkServer) beat() {
 	}
 	m := &api.Heartbeat{Server: s.id, Boot: 1, Freed: s.freed, Room: s.room}
 	for _, d := range s.disks {
-		m.Disks = append(m.Disks, api.DiskReport{ID: d, Capacity: 1 << 40, Free: s.free})
+		r := api.DiskReport{ID: d, Capacity: 1 << 40, Free: s.free}
+		if s.small {
+			r.Capacity, r.Free = 64<<20, 8<<20
+		}
+		m.Disks = append(m.Disks, r)
 	}
 	var o api.Orders
 	if s.cl.Do(bg, m, &o) != nil {
@@ -214,20 +218,19 @@ func TestMissingChunkIsRepaired(t *testing.T) {
 // go to: the chunk waits, and is repaired when one of them has room.
 func TestRepairAvoidsADiskWithoutRoom(t *testing.T) {
 	chunkCluster(t, 6, func(f *fixture) {
-		_, b := f.commit("f", 1)
-		var spare *chunkServer
-		for _, s := range f.servers {
-			if !slices.Contains(b.Disks, s.disks[0]) {
-				spare = s
-				s.free = 8 << 20
-			}
+		// The block will lie on servers 0, 2 and 3.
+		for _, i := range []int{1, 4, 5} {
+			f.servers[i].small = true
 		}
+		f.Sleep(time.Minute)
+		f.commit("f", 1)
+		spare := f.servers[4]
 		f.Sleep(30 * time.Second)
 		for _, s := range f.servers {
 			require.Empty(t, s.jobs, "no room anywhere")
 		}
-		spare.free = 1 << 39
-		f.Sleep(60 * time.Second)
+		spare.small = false
+		f.Sleep(2 * time.Minute)
 		require.NotEmpty(t, spare.jobs)
 		require.Equal(t, spare.disks[0], spare.jobs[0].Target)
 	})
