@@ -99,6 +99,7 @@ var rules = []rule{
 	{room: "internal/ids", deny: []string{"os", "net", "time", "sync"}},
 	{room: "internal/sim", allow: []string{"internal", "chunk", "meta", "fs"}},
 	{room: "internal/testcluster", allow: []string{"internal", "chunk", "meta", "fs"}},
+	{room: "internal/control", allow: []string{"internal", "chunk.", "chunk/worker", "meta/api."}, deny: []string{"os", "net"}},
 	{room: "internal", allow: []string{"internal"}},
 	{room: "chunk/ec", allow: []string{"internal/ids."}, deny: []string{"os", "net", "time"}},
 	{room: "chunk/client", allow: []string{"internal", "chunk.", "chunk/ec", "chunk/wire"}, deny: []string{"os", "net"}},

@@ -9,10 +9,9 @@ import (
 	"github.com/ckptfs/ckptfs/chunk/client"
 	"github.com/ckptfs/ckptfs/chunk/transport"
 	"github.com/ckptfs/ckptfs/chunk/worker"
-	"github.com/ckptfs/ckptfs/internal/errkind"
+	"github.com/ckptfs/ckptfs/internal/control"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
-	"github.com/ckptfs/ckptfs/meta/api"
 	metaclient "github.com/ckptfs/ckptfs/meta/client"
 )
 
@@ -63,7 +62,11 @@ func (n *Node) startBackground(ctx context.Context) error {
 		disks = append(disks, worker.Disk{ID: d.id.DiskID, Store: d.store})
 	}
 	b.worker = worker.Start(worker.Config{
-		Control: control{n}, Rebuild: b.blocks, Session: b.meta.Session, Disks: disks, Sched: n.sched, Log: n.log,
+		Control: &control.Control{
+			Server: n.disks[0].id.ServerID, Boot: n.boot, Meta: n.meta, Own: b.meta,
+			Announce: func(ctx context.Context) error { _, err := n.announce(ctx); return err },
+		},
+		Rebuild: b.blocks, Session: b.meta.Session, Disks: disks, Sched: n.sched, Log: n.log,
 	})
 	return nil
 }
@@ -82,80 +85,5 @@ func (b *background) close(ctx context.Context) error {
 	if b.transport != nil {
 		b.transport.Close()
 	}
-	return err
-}
-
-// control is the metadata service as the worker sees it.
-type control struct{ n *Node }
-
-// Heartbeat reports and takes orders.
-func (c control) Heartbeat(ctx context.Context, r *worker.Report) (*worker.Orders, error) {
-	req := api.Heartbeat{Server: c.n.disks[0].id.ServerID, Boot: c.n.boot, Room: uint32(r.Room)}
-	for _, d := range r.Disks {
-		req.Disks = append(req.Disks, diskReport(d.UUID, d.ID, d.Usage))
-	}
-	for _, f := range r.Freed {
-		req.Freed = append(req.Freed, api.ChunkAt(f))
-	}
-	for _, d := range r.Done {
-		res := api.JobResult{Job: d.Job}
-		if d.Err != nil {
-			res.Err, res.Text = uint16(errkind.Of(d.Err)), d.Err.Error()
-		}
-		req.Done = append(req.Done, res)
-	}
-	var got api.Orders
-	if err := c.n.meta.Do(ctx, &req, &got); err != nil {
-		return nil, err
-	}
-	o := &worker.Orders{Unknown: got.Unknown}
-	for _, d := range got.Delete {
-		o.Delete = append(o.Delete, worker.At(d))
-	}
-	for i := range got.Jobs {
-		j := &got.Jobs[i]
-		o.Jobs = append(o.Jobs, worker.Job{
-			ID: j.ID, Kind: worker.JobKind(j.Kind), Block: j.Block, Index: j.Index, Target: j.Target, Ino: j.Ino, Off: j.Off, End: j.End,
-		})
-	}
-	return o, nil
-}
-
-// Verdicts asks what is to become of chunks.
-func (c control) Verdicts(ctx context.Context, disk ids.DiskID, asks []worker.Ask) ([]worker.Verdict, error) {
-	req := api.Verdicts{Disk: disk}
-	for _, a := range asks {
-		req.Chunks = append(req.Chunks, a.Key)
-		req.Writers = append(req.Writers, a.Writer)
-	}
-	var got api.VerdictList
-	if err := c.n.meta.Do(ctx, &req, &got); err != nil {
-		return nil, err
-	}
-	if len(got.Verdicts) != len(asks) {
-		return nil, errkind.Internal.Wrap("%d verdicts on %d chunks", len(got.Verdicts), len(asks))
-	}
-	out := make([]worker.Verdict, len(asks))
-	for i, v := range got.Verdicts {
-		switch v {
-		case api.VerdictDelete:
-			out[i] = worker.Delete
-		case api.VerdictNotYet:
-			out[i] = worker.NotYet
-		default:
-			out[i] = worker.Keep
-		}
-	}
-	return out, nil
-}
-
-// Place records a rebuilt chunk, under the server's own session.
-func (c control) Place(ctx context.Context, at worker.At, version uint64) error {
-	return c.n.work.meta.Do(ctx, &api.PlaceChunk{Key: at.Key, Disk: at.Disk, Version: version}, &api.Empty{})
-}
-
-// Register makes the server known once more.
-func (c control) Register(ctx context.Context) error {
-	_, err := c.n.announce(ctx)
 	return err
 }

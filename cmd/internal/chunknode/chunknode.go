@@ -14,9 +14,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/server"
 	"github.com/ckptfs/ckptfs/chunk/store"
+	"github.com/ckptfs/ckptfs/internal/control"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/sched"
@@ -76,13 +76,7 @@ type disk struct {
 }
 
 func (d *disk) report() api.DiskReport {
-	return diskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
-}
-
-func diskReport(uuid ids.UUID, id ids.DiskID, u chunk.Usage) api.DiskReport {
-	return api.DiskReport{
-		UUID: uuid, ID: id, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks, ReadOnly: u.ReadOnly, Reason: u.Reason,
-	}
+	return control.DiskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
 }
 
 // Node is a running chunk server.

@@ -6,9 +6,7 @@ import (
 
 	"github.com/ckptfs/ckptfs/chunk/client"
 	"github.com/ckptfs/ckptfs/chunk/worker"
-	"github.com/ckptfs/ckptfs/internal/errkind"
-	"github.com/ckptfs/ckptfs/internal/ids"
-	"github.com/ckptfs/ckptfs/meta/api"
+	"github.com/ckptfs/ckptfs/internal/control"
 	metaclient "github.com/ckptfs/ckptfs/meta/client"
 )
 
@@ -44,7 +42,12 @@ func (l *chunkLife) startBackground() error {
 		disks = append(disks, worker.Disk{ID: d.id.DiskID, Store: d.store})
 	}
 	b.worker = worker.Start(worker.Config{
-		Control: control{l}, Rebuild: b.blocks, Session: b.meta.Session, Disks: disks, Sched: c.World, Log: c.log(addr),
+		Control: &control.Control{
+			Server: l.disks[0].id.ServerID, Boot: l.boot, Meta: l.meta, Own: b.meta,
+			Announce: func(context.Context) error { _, err := l.announce(); return err },
+			Trace:    func(format string, args ...any) { c.World.Trace(addr+": "+format, args...) },
+		},
+		Rebuild: b.blocks, Session: b.meta.Session, Disks: disks, Sched: c.World, Log: c.log(addr),
 	})
 	return nil
 }
@@ -63,84 +66,5 @@ func (b *background) close() error {
 	if b.data != nil {
 		b.data.close()
 	}
-	return err
-}
-
-// control is the metadata service as the worker sees it.
-type control struct{ l *chunkLife }
-
-// Heartbeat reports and takes orders.
-func (c control) Heartbeat(ctx context.Context, r *worker.Report) (*worker.Orders, error) {
-	req := api.Heartbeat{Server: c.l.disks[0].id.ServerID, Boot: c.l.boot, Room: uint32(r.Room)}
-	for _, d := range r.Disks {
-		req.Disks = append(req.Disks, diskReport(d.UUID, d.ID, d.Usage))
-	}
-	for _, f := range r.Freed {
-		c.l.node.c.World.Trace("%s: freed chunk %s on disk %d", c.l.node.addr, f.Key, f.Disk)
-		req.Freed = append(req.Freed, api.ChunkAt(f))
-	}
-	for _, d := range r.Done {
-		res := api.JobResult{Job: d.Job}
-		if d.Err != nil {
-			res.Err, res.Text = uint16(errkind.Of(d.Err)), d.Err.Error()
-		}
-		c.l.node.c.World.Trace("%s: job %d: %v", c.l.node.addr, d.Job, d.Err)
-		req.Done = append(req.Done, res)
-	}
-	var got api.Orders
-	if err := c.l.meta.Do(ctx, &req, &got); err != nil {
-		return nil, err
-	}
-	o := &worker.Orders{Unknown: got.Unknown}
-	for _, d := range got.Delete {
-		c.l.node.c.World.Trace("%s: is to delete chunk %s on disk %d", c.l.node.addr, d.Key, d.Disk)
-		o.Delete = append(o.Delete, worker.At(d))
-	}
-	for i := range got.Jobs {
-		j := &got.Jobs[i]
-		o.Jobs = append(o.Jobs, worker.Job{
-			ID: j.ID, Kind: worker.JobKind(j.Kind), Block: j.Block, Index: j.Index, Target: j.Target, Ino: j.Ino, Off: j.Off, End: j.End,
-		})
-	}
-	return o, nil
-}
-
-// Verdicts asks what is to become of chunks.
-func (c control) Verdicts(ctx context.Context, disk ids.DiskID, asks []worker.Ask) ([]worker.Verdict, error) {
-	req := api.Verdicts{Disk: disk}
-	for _, a := range asks {
-		req.Chunks = append(req.Chunks, a.Key)
-		req.Writers = append(req.Writers, a.Writer)
-	}
-	var got api.VerdictList
-	if err := c.l.meta.Do(ctx, &req, &got); err != nil {
-		return nil, err
-	}
-	if len(got.Verdicts) != len(asks) {
-		return nil, errkind.Internal.Wrap("%d verdicts on %d chunks", len(got.Verdicts), len(asks))
-	}
-	out := make([]worker.Verdict, len(asks))
-	for i, v := range got.Verdicts {
-		c.l.node.c.World.Trace("%s: verdict %d on chunk %s on disk %d", c.l.node.addr, v, asks[i].Key, disk)
-		switch v {
-		case api.VerdictDelete:
-			out[i] = worker.Delete
-		case api.VerdictNotYet:
-			out[i] = worker.NotYet
-		default:
-			out[i] = worker.Keep
-		}
-	}
-	return out, nil
-}
-
-// Place records a rebuilt chunk, under the server's own session.
-func (c control) Place(ctx context.Context, at worker.At, version uint64) error {
-	return c.l.own.meta.Do(ctx, &api.PlaceChunk{Key: at.Key, Disk: at.Disk, Version: version}, &api.Empty{})
-}
-
-// Register makes the server known once more.
-func (c control) Register(context.Context) error {
-	_, err := c.l.announce()
 	return err
 }

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ckptfs/ckptfs/chunk"
 	"github.com/ckptfs/ckptfs/chunk/server"
 	"github.com/ckptfs/ckptfs/chunk/store"
+	"github.com/ckptfs/ckptfs/internal/control"
 	"github.com/ckptfs/ckptfs/internal/errkind"
 	"github.com/ckptfs/ckptfs/internal/ids"
 	"github.com/ckptfs/ckptfs/internal/vfs"
@@ -44,14 +44,8 @@ type chunkDisk struct {
 	store *store.Store
 }
 
-func diskReport(uuid ids.UUID, id ids.DiskID, u chunk.Usage) api.DiskReport {
-	return api.DiskReport{
-		UUID: uuid, ID: id, Capacity: u.Capacity, Free: u.Free, Chunks: u.Chunks, ReadOnly: u.ReadOnly, Reason: u.Reason,
-	}
-}
-
 func (d *chunkDisk) report() api.DiskReport {
-	return diskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
+	return control.DiskReport(d.id.Disk, d.id.DiskID, d.store.Inventory().Usage())
 }
 
 // start brings the server up; it waits for the metadata service.
