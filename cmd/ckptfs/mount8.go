@@ -14,10 +14,9 @@ import (
 // mountHelper is what mount(8) calls: SOURCE DIR [-sfnv] [-N ns] [-o opts] [-t type].
 func mountHelper() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:                "mount.fuse.ckptfs META[,META…] DIR [-o OPTIONS]",
-		Short:              "Mount ckptfs for mount(8)",
-		Args:               usageArgs(cobra.ExactArgs(2)),
-		DisableFlagParsing: false,
+		Use:   "mount.fuse.ckptfs META[,META…] DIR [-o OPTIONS]",
+		Short: "Mount ckptfs for mount(8)",
+		Args:  usageArgs(cobra.ExactArgs(2)),
 	}
 	var lists []string
 	f := cmd.Flags()
